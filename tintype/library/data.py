@@ -1,4 +1,7 @@
-"""Stores of images in Python. Heavy modules are imported when they are needed."""
+"""Functions that import, check, show and export stores of images.
+
+Heavy modules are imported when they are needed.
+"""
 
 from __future__ import annotations
 
@@ -49,34 +52,36 @@ def import_images(
     on_progress: Callable[[Progress], None] | None = None,
     interrupt: Interrupt | None = None,
 ) -> Imported:
-    """Import images, captions and attributes into a store. Running it again resumes, or says that it is done.
+    """Import images, captions and attributes into a store. Running it again resumes, or reports that it is done.
 
-    In Python `caption`, `attribute` and `split` are mappings, as {"long": "caption_long"}, or texts as for the command.
+    In Python, `caption`, `attribute` and `split` take mappings such as {"long": "caption_long"}. They also take the
+    texts that the command takes.
 
     Args:
-        source: images: a folder, .parquet, .tar, MDS, a saved data set; or scenes:count=1000.
+        source: images to import: a folder, .parquet, .tar, MDS, a saved data set, or scenes:count=1000.
         out: folder of the new store.
-        preset: a public set by name, see `tintype data presets`; further options take precedence.
-        caption: NAME=COLUMN: name of a caption and its column (repeatable).
-        attribute: NAME=COLUMN or NAME=COLUMN:KIND (text, int, float, bool), for data.where (repeatable).
-        split_column: column that says train or eval; by default the hash of the image decides.
-        split: VALUE=train or VALUE=eval: meaning of a value of the column that says the split (repeatable).
-        eval_share: fraction of held-out images, where no column says the split [0.1].
-        short_px: shrink images to this short side, as JPEG.
-        min_px: set aside images with a smaller short side.
-        quality: JPEG quality of images that are changed.
+        preset: name of a public data set from `tintype data presets`; other options override the preset's values.
+        caption: NAME=COLUMN: import this column as captions of this name (repeatable).
+        attribute: NAME=COLUMN or NAME=COLUMN:KIND: import this column as an attribute for data.where; KIND is text,
+            int, float or bool (repeatable).
+        split_column: column that assigns each record to train or eval; by default a hash of the image assigns it.
+        split: VALUE=train or VALUE=eval: the split that this value of split_column stands for (repeatable).
+        eval_share: fraction of images to hold out for evaluation if there is no split_column [0.1].
+        short_px: shrink images to this length of the short side, in pixels, and store them as JPEG.
+        min_px: set aside images whose short side has fewer pixels than this.
+        quality: JPEG quality of images that are shrunk or converted.
         limit: import only the first N records.
-        most_bad: largest fraction of bad records; with more the import is refused [5%].
-        most_bytes: largest image file; a larger one counts as bad.
-        most_pixels: largest image; a larger one counts as bad.
-        most_pixels_at_once: largest number of pixels decoded at a time, 12 bytes of memory each.
-        follow_links: follow symbolic links out of the folder.
-        on_progress: called with the number of finished records (`done`), of all (`total`) and of those set aside
-            (`quarantined`).
-        interrupt: for a caller that handles signals itself and asks for an end by it.
+        most_bad: largest fraction of bad records; the import fails if there are more [5%].
+        most_bytes: size limit of an image file in bytes; larger files count as bad records.
+        most_pixels: size limit of an image in pixels; larger images count as bad records.
+        most_pixels_at_once: number of pixels that may be decoded at the same time; each takes 12 bytes of memory.
+        follow_links: follow symbolic links that lead out of the source folder.
+        on_progress: called with the number of finished records (`done`), of all records (`total`) and of records set
+            aside (`quarantined`).
+        interrupt: an object that lets a caller who handles signals itself stop the import.
 
     Raises:
-        UserError: the source, a column or an option is not valid, too many records are bad, or `out` holds other files.
+        UserError: the source, a column or an option is not valid, too many records are bad, or `out` has other files.
     """
     from tintype.data.image_file import Limits
     from tintype.data.presets import read_preset
@@ -88,7 +93,7 @@ def import_images(
         both = f"{option('split-column')} and {option('eval-share')}"
         raise UserError(f"{both} both say what is held out", "give one of them")
     base = importing.ImportOptions() if preset is None else read_preset(preset).options(preset)
-    if split_column is not None or eval_share is not None:  # neither is then as in the preset
+    if split_column is not None or eval_share is not None:  # then neither has the preset's value
         base = replace(base, split_column=split_column, splits={}, eval_share=0.1 if eval_share is None else eval_share)
     if base.split_column is None and split:
         raise UserError(
@@ -113,13 +118,13 @@ def import_images(
 
 
 def data_presets(preset: str | None = None) -> list[DataPreset]:
-    """List public sets that `tintype data import --preset` knows: licence, records, and where to get them.
+    """List the public data sets that `tintype data import --preset` can import, with licence, size and source.
 
     Args:
-        preset: show all about this one.
+        preset: show all details of this preset only.
 
     Raises:
-        UserError: there is no such preset.
+        UserError: there is no preset of this name.
     """
     from tintype.data.presets import DataPreset, preset_names, read_preset
 
@@ -129,12 +134,12 @@ def data_presets(preset: str | None = None) -> list[DataPreset]:
 
 @dataclass(frozen=True)
 class Shapes:
-    """Shapes of about equal area."""
+    """Image shapes of about equal area, to train on images that are not square."""
 
     buckets: list[tuple[int, int]]
-    """Height and width of each in pixels."""
+    """Height and width of each shape, in pixels."""
     setting: str
-    """The setting of a plan that trains on them."""
+    """The assignment of data.buckets that makes a plan train on these shapes."""
 
 
 def choose_shapes(
@@ -143,15 +148,15 @@ def choose_shapes(
     unit: Count = 16,
     ratio: Annotated[float, Ge(1)] = 2.0,
 ) -> Shapes:
-    """Choose shapes of about equal area, as the setting data.buckets, to train on images that are not square.
+    """Choose image shapes of about equal area for the setting data.buckets, to train on images that are not square.
 
     Args:
         size: data.size_px of the plan.
-        unit: tokenizer stride × model.patch of the plan.
+        unit: tokenizer stride × model.patch of the plan, in pixels; all sides are multiples of it.
         ratio: largest ratio of the longer to the shorter side.
 
     Raises:
-        UserError: the size is no multiple of the unit.
+        UserError: the size is not a multiple of the unit.
     """
     from tintype.data.buckets import shapes
 
@@ -170,17 +175,17 @@ def show_store(
     skip: AnyPath | None = None,
     on_progress: OnCount | None = None,
 ) -> StoreShown:
-    """Show what a store holds; with --check verify it, with --where and --skip count the records that are left.
+    """Show the content of a store. Use --check to verify it, and --where or --skip to count the selected records.
 
     Args:
         store: folder of a store.
-        check: read everything and compare it with its checksums.
-        where: only records that match, as in data.where: "width >= 256".
+        check: read all files of the store and compare them with their checksums.
+        where: count only records that match this condition, as in data.where: "width >= 256".
         skip: file with the hashes of records to leave out, as in data.skip.
-        on_progress: called with the number of checked records and of all.
+        on_progress: called with the number of checked records and the number of all records.
 
     Raises:
-        UserError: there is no store, it is damaged, or the selection is not valid.
+        UserError: there is no store, the store is damaged, or the selection is not valid.
     """
     from tintype.data.store.layout import SPLITS, StoreShown, open_store
     from tintype.data.store.selection import select
@@ -213,20 +218,20 @@ def inspect_store(
     on_progress: OnCount | None = None,
     interrupt: Interrupt | None = None,
 ) -> Inspection:
-    """Write a page that shows a store: counts, sizes, captions, copies, samples, and what is wrong with it.
+    """Write an HTML page about a store: counts, image sizes, captions, duplicates, samples and problems.
 
     Args:
         store: folder of a store.
-        out: HTML file to write. Without one the command writes STORE-inspect.html in this folder, unless --json is
-            given.
-        where: only records that match, as in data.where: "width >= 256".
+        out: HTML file to write. By default the command writes STORE-inspect.html in the current folder, unless --json
+            is given.
+        where: inspect only records that match this condition, as in data.where: "width >= 256".
         skip: file with the hashes of records to leave out, as in data.skip.
-        write_skip: write a skip list of duplicates, for data.skip.
-        distance: perceptual hashes of duplicates differ in at most this many of 64 bits.
-        samples: records to show.
-        seed: which records are shown.
-        on_progress: called with the number of images that were looked at and of all.
-        interrupt: for a caller that handles signals itself and asks for an end by it.
+        write_skip: file to write with the hashes of duplicates, for data.skip.
+        distance: count two images as duplicates if their 64-bit perceptual hashes differ in at most this many bits.
+        samples: number of records to show.
+        seed: seed of the random choice of records to show.
+        on_progress: called with the number of inspected images and the number of all images.
+        interrupt: an object that lets a caller who handles signals itself stop the inspection.
 
     Raises:
         UserError: there is no store, the selection is not valid, or a file cannot be written.
@@ -276,13 +281,13 @@ def export_store(
     Args:
         store: folder of a store.
         out: folder to write to.
-        to: form of the files.
-        split: export only this split; by default both.
-        on_progress: called with the number of exported records and of all.
-        interrupt: for a caller that handles signals itself and asks for an end by it.
+        to: format of the files.
+        split: export only this split; by default export both.
+        on_progress: called with the number of exported records and the number of all records.
+        interrupt: an object that lets a caller who handles signals itself stop the export.
 
     Raises:
-        UserError: there is no store, it is damaged, or the folder holds something.
+        UserError: there is no store, the store is damaged, or the folder to write to is not empty.
     """
     from tintype.data.store import export
     from tintype.data.store.layout import open_store
@@ -330,37 +335,37 @@ def recaption_store(
     on_progress: Callable[[CaptionProgress], None] | None = None,
     interrupt: Interrupt | None = None,
 ) -> Recaptioned | CaptionPrompt:
-    """Add captions that a vision-language model writes. Running it again resumes.
+    """Caption the images of a store with a vision-language model. Running it again resumes.
 
     Args:
         store: folder of a store.
         column: name of the new caption column.
-        model: name of the model on the server; without a server a folder or a repository of the hub.
+        model: name of the model on the server; without a server, a folder or a repository on the hub.
         server: URL of an OpenAI-compatible server: vLLM, llama.cpp, Ollama, ….
-        revision: commit of the repository.
+        revision: commit of the model's repository on the hub.
         prompt: built-in prompt: long or short [long].
         prompt_file: file with your own prompt.
-        show_prompt: print the prompt and exit; in Python return it alone.
-        max_tokens: largest length of an answer [long 512, short 96].
-        temperature: sampling temperature; 0 takes the most likely words.
-        seed: seed of the draws at a temperature above 0.
-        tries: tries per image that gets an empty answer or a refusal.
-        split: caption only this split; the others get an empty caption.
-        only_empty: caption only images for which this column is empty; copy it elsewhere.
-        limit: try on N images; adds no captions yet.
+        show_prompt: print the prompt and exit; in Python, return the prompt and caption nothing.
+        max_tokens: largest length of an answer, in tokens [long 512, short 96].
+        temperature: sampling temperature; 0 always takes the most likely token.
+        seed: seed of the sampling at a temperature above 0.
+        tries: number of tries for an image if the answer is empty or a refusal.
+        split: caption only this split; images of the other split get an empty caption.
+        only_empty: caption only images whose caption in this column is empty; copy the other captions from it.
+        limit: try the model on N images, without adding captions to the store.
         batch: images per batch, without a server.
         device: auto, cpu, cuda or cuda:N, without a server.
-        concurrency: parallel requests to the server.
-        timeout_s: timeout of one request.
-        server_tries: tries per request to a server that fails or is busy.
-        backoff_s: first wait after a failure; doubles each time.
+        concurrency: number of parallel requests to the server.
+        timeout_s: timeout of one request, in seconds.
+        server_tries: number of tries of a request if the server fails or is busy.
+        backoff_s: wait after the first failure, in seconds; the wait doubles with each further failure.
         key_variable: environment variable with the API key [TINTYPE_API_KEY].
-        price_per_million_input: price, to report the cost.
-        price_per_million_output: price, to report the cost.
-        overwrite: replace captions that were added before.
-        anew: discard the answers of a stopped command.
+        price_per_million_input: price of a million input tokens, to report the cost.
+        price_per_million_output: price of a million output tokens, to report the cost.
+        overwrite: replace captions that an earlier command added to this column.
+        anew: discard the answers that a stopped command has saved.
         on_progress: called with the number of finished images (`done`), of all (`total`), and with `counts` and `cost`.
-        interrupt: for a caller that handles signals itself and asks for an end by it. What is returned then has no
+        interrupt: an object that lets a caller who handles signals itself stop the captioning. The result then has no
             `about`, and the same call resumes.
 
     Raises:
@@ -405,14 +410,14 @@ def recaption_store(
 
 
 def upgrade_store(store: AnyPath, *, on_progress: OnCount | None = None) -> AboutStore:
-    """Check a store of an earlier version, and add checksums of all its columns.
+    """Check a store that an earlier version of tintype wrote, and add checksums of all its columns.
 
     Args:
         store: folder of a store.
-        on_progress: called with the number of checked records and of all.
+        on_progress: called with the number of checked records and the number of all records.
 
     Raises:
-        UserError: there is no store, or it is damaged.
+        UserError: there is no store, or the store is damaged.
     """
     from tintype.data.store import changes
 

@@ -19,7 +19,7 @@ OfSeeds: TypeAlias = Mapping[int, float] | Sequence[float]
 """Values by seed, or a list of the values of seeds 0, 1, 2 and so on."""
 MARGIN = "3%"
 _ONE = "value"
-"""Name of the metric where the values have none."""
+"""Name of the metric if the given values do not name it."""
 _PLACE = "estimate"
 
 
@@ -37,19 +37,19 @@ def judge(
     """Give verdicts on the runs of any trainer, from a table of arms, seeds and metrics.
 
     Args:
-        path: CSV, TSV or JSON lines with a row for each run: its arm, its seed, and its metrics.
-        baseline: arm that the others are compared with; by default the one called baseline.
-        metric: column to judge by: NAME[:lower|higher][:share|distance|loss|raw], whichever is better, and what it is
-            (repeatable); by default all columns of numbers.
-        primary: metric of your question (repeatable); these get four fifths of the error.
-        margin: differences up to this size are none worth having: 3% of the baseline's mean, or 0.02.
-        arm_column: column that has the arm.
-        seed_column: column that has the seed.
-        out: folder for a report, with the verdicts as JSON and CSV beside it; by default nothing is written.
+        path: CSV, TSV or JSON lines file with one row per run: its arm, its seed, and its metrics.
+        baseline: arm that all other arms are compared with; by default the arm named baseline.
+        metric: column to judge by, NAME[:lower|higher][:share|distance|loss|raw]: the direction that is better, and
+            the scale (repeatable); by default all columns of numbers.
+        primary: metric that your question is about (repeatable); primary metrics get four fifths of the error rate.
+        margin: largest difference that is too small to matter: 3% of the baseline's mean, or 0.02.
+        arm_column: name of the column with the arm.
+        seed_column: name of the column with the seed.
+        out: folder to write a report to, and the verdicts as JSON and CSV; by default nothing is written.
 
     Raises:
-        UserError: a column or the baseline is missing, a cell is not a number, a run is there twice, or nothing says
-            whether lower or higher values of a metric are better.
+        UserError: a column or the baseline is missing, a cell is not a number, the table has a run twice, or it is
+            unknown whether lower or higher values of a metric are better.
     """
     from tintype.judge.page import write_page
     from tintype.judge.table import read_table, runs_of
@@ -77,16 +77,19 @@ def estimate(
     """Return the verdicts on values of runs: each arm against the baseline, with an interval over seeds.
 
     Args:
-        values: by arm, the values of its runs: by seed, as {0: 0.52, 1: 0.55}, or as a list; for several metrics, these
-            by the name of the metric. A value that is not finite is that of a run that diverged.
-        baseline: the arm that the others are compared with.
-        direction: "lower" or "higher", whichever is better, or that by metric. Known names such as "fid" need none.
-        kind: "share", "distance", "loss" or "raw", or that by metric: the scale on which runs are compared.
-        primary: the metrics of your question. Their comparisons get four fifths of the error.
-        margin: differences up to this size are none worth having: "3%" of the baseline's mean, or 0.02.
+        values: mapping of each arm to the values of its runs, by seed as {0: 0.52, 1: 0.55}, or as a list. For several
+            metrics, map each arm to a mapping of metric names to such values. A run with a value that is not finite
+            counts as diverged.
+        baseline: the arm that all other arms are compared with.
+        direction: "lower" or "higher": the direction that is better, for all metrics or as a mapping by metric. Known
+            names such as "fid" need no direction.
+        kind: scale on which runs are compared, for all metrics or as a mapping by metric: "share", "distance", "loss"
+            or "raw".
+        primary: the metrics that your question is about. Their comparisons get four fifths of the error rate.
+        margin: largest difference that is too small to matter: "3%" of the baseline's mean, or 0.02.
 
     Raises:
-        UserError: the baseline is missing, a value is not a number, or nothing says which direction is better.
+        UserError: the baseline is missing, a value is not a number, or it is unknown which direction is better.
     """
     from tintype.judge.table import Runs, checked
     from tintype.judge.verdicts import choose_baseline, judge_runs

@@ -19,12 +19,12 @@ AnyPlan: TypeAlias = Union["Plan", str, PathLike[str]]
 AnyRun: TypeAlias = Union["Run", str, PathLike[str]]
 """A run, or the path of its folder."""
 AnySource: TypeAlias = Union["Plan", "Run", str, PathLike[str]]
-"""A plan or a run, what `load_plan` takes, or the folder of a study, in which `arm` chooses."""
+"""A plan, a run, what `load_plan` takes, or the folder of a study. In a study, `arm` and `seed` choose a run."""
 AnyStudy: TypeAlias = Union["Study", str, PathLike[str]]
 """A study, or what `load_study` takes."""
 
 AnyJobs: TypeAlias = str | int
-"""Runs at a time: a number, or "auto" for as many as fit and raise the throughput."""
+"""Number of runs at a time, or "auto": add runs while they fit into memory and raise the throughput."""
 
 Count: TypeAlias = Annotated[int, Ge(1)]
 Seed: TypeAlias = Annotated[int, Ge(0)]
@@ -32,6 +32,6 @@ Share: TypeAlias = Annotated[float, Ge(0), Le(1)]
 Weights: TypeAlias = Literal["raw", "average"]
 Split: TypeAlias = Literal["train", "eval"]
 OnCount: TypeAlias = Callable[[int, int], None]
-"""Progress passed to the callback: how many are done, and of how many."""
+"""Callback that gets the number of finished items and the number of all items."""
 Pairs: TypeAlias = Mapping[str, str] | Sequence[str]
 """Values by name, or texts `NAME=VALUE`."""

@@ -16,10 +16,10 @@ class ListedRecipe:
     name: str
     description: str
     device: str
-    """GPU or CPU: the kind of machine that it is meant for."""
+    """Device that the plan is meant for: GPU or CPU."""
     size_px: int
     denoiser_parameters: int | None
-    """None where only loading the text encoder would tell."""
+    """Number of the denoiser's parameters. None if the text encoder's width is unknown without loading its weights."""
     steps: int
     batch: int
 
@@ -32,9 +32,9 @@ class ListedStudy:
     description: str
     question: str
     device: str
-    """GPU or CPU: the kind of machine that it is meant for."""
+    """Device that the plan is meant for: GPU or CPU."""
     recipe: str
-    """The plan of its baseline."""
+    """The recipe of the study's baseline."""
     seeds: list[int]
     arms: list[str]
     runs: int
@@ -46,15 +46,15 @@ class ListedTechnique:
 
     name: str
     seam: str
-    """The section of a plan that it changes."""
+    """The section of a plan that the technique changes."""
     summary: str
     paper: str | None
     options: dict[str, Any]
-    """JSON schema of its options."""
+    """JSON schema of the technique's options."""
 
 
 def recipes() -> list[ListedRecipe]:
-    """List the recipes: plans that come with tintype, for `train` and for studies."""
+    """List the recipes. A recipe is a plan that comes with tintype, to train or to use as a study's baseline."""
     from tintype.plan import read_plan
     from tintype.recipes import packaged
 
@@ -105,12 +105,18 @@ def techniques() -> list[ListedTechnique]:
 
 
 def _device(plan: Plan) -> str:
-    """Return what a recipe is meant for: compiled blocks pay on a GPU only."""
+    """Return the device that a recipe is meant for.
+
+    It is the GPU if the recipe compiles its blocks, which is faster only there. Otherwise it is the CPU.
+    """
     return "GPU" if plan.model.compile else "CPU"
 
 
 def _denoiser_parameters(plan: Plan) -> int | None:
-    """Return how many weights the denoiser has; None where only loading the text encoder tells."""
+    """Return the number of the denoiser's parameters.
+
+    None if the text encoder's width is unknown without loading its weights.
+    """
     import torch
 
     from tintype.model import Transformer

@@ -1,4 +1,4 @@
-"""Measurements in Python: speed and precision. Heavy modules are imported when they are needed."""
+"""Functions that measure speed and precision. Heavy modules are imported when they are needed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def bench(
     on_progress: Callable[[str, float, float], None] | None = None,
     on_study: StudyProgress | None = None,
 ) -> Measurement:
-    """Measure the speed of training, sampling and rendering; with options of techniques, studies, metrics or data.
+    """Measure the speed of training, sampling and rendering. Options measure techniques, studies, metrics or data.
 
     Args:
         of: with --study: name of a study, or path of a study file; by default mini, scored as optimizers-mini.
@@ -60,23 +60,23 @@ def bench(
         techniques: measure training without and with this technique (repeatable).
         tokens: measure training at these numbers of image tokens: 256,1024.
         batch: measure training at these batch sizes: 32,256.
-        study: measure how many runs of a study are done in an hour.
-        runs: with --study: runs to time; by default 3 per job.
-        jobs: with --study: runs at a time, a number or auto; by default auto on a GPU, 1 on a CPU.
-        arms: with --study: all arms of the study, not its baseline alone.
+        study: measure how many runs of a study finish in an hour.
+        runs: with --study: number of runs to time; by default 3 per job.
+        jobs: with --study: number of runs at a time, or auto; by default auto on a GPU, 1 on a CPU.
+        arms: with --study: run all arms of the study instead of only its baseline.
         metrics: time the metrics on 10,000 images.
         data: measure how fast the images of a store are decoded, and how long training waits for them.
-        import_: measure the import of these images.
-        against: compare with the figures in this file of --out; exit code 1 if one is slower.
-        tolerance: with --against: how much slower a figure may be, as a share.
+        import_: folder or file of images: measure how fast they are imported.
+        against: compare the speeds with those in this file, written by --out; exit code 1 if one is slower.
+        tolerance: with --against: allowed slowdown against the recorded speeds, as a fraction.
         out: file to write the measurement to, as JSON.
-        argv: the command line, for the file.
-        on_begin: called once everything is checked, before it is measured.
-        on_progress: called with the part that is measured, and how much is done of how much.
-        on_study: receives what the runs of a study report.
+        argv: the command line, to record in the file.
+        on_begin: called after the arguments are checked and before the measurement begins.
+        on_progress: called with the name of the measured part, the finished amount and the total amount.
+        on_study: called with the messages that the runs of a study report.
 
     Raises:
-        UserError: options exclude each other, the figures to compare with are of other work, or a run failed.
+        UserError: options exclude each other, the recorded speeds are of different work, or a run failed.
     """
     from tintype.bench.record import Measurement, read_record, refuse_other_work
     from tintype.bench.study import RUNS_PER_JOB, plan_of_study, study_to_measure, work_of_study
@@ -139,7 +139,7 @@ def bench(
 
 
 def _study_speeds(study: Study, jobs: Jobs, progress: StudyProgress | None) -> StudySpeeds:
-    """Measure the runs of a study; a signal leaves no figures."""
+    """Measure the speed of a study's runs. A signal ends the measurement without a result."""
     from tintype.bench.study import measure_study
     from tintype.runtime.interrupt import watch_signals
     from tintype.study.lab import SILENT
@@ -165,7 +165,11 @@ def _plan_speeds(
     kinds: Sequence[str],
     on_part: Callable[[str, float, float], None],
 ) -> AnyResult:
-    """Measure a plan in one process: its data, the metrics, its training with techniques or by size, or all of it."""
+    """Measure the speed of a plan in one process.
+
+    It measures the data, the metrics, or training with techniques or by size. By default, it measures training,
+    sampling and rendering.
+    """
     from tintype.bench.data import measure_data
     from tintype.bench.metrics import measure_metrics
     from tintype.bench.run import compare, measure
@@ -182,7 +186,7 @@ def _plan_speeds(
 
 
 def _whole_numbers(name: str, value: str | None, example: str) -> list[int]:
-    """Parse an option like --tokens 256,1024; return none where it was not given."""
+    """Return the numbers of an option such as --tokens 256,1024. Empty if the option was not given."""
     numbers = value.split(",") if value is not None else []
     for number in numbers:
         if not number.strip().isdecimal() or not int(number):
@@ -202,20 +206,20 @@ def audit(
     on_run: Callable[[Run], None] | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> Audit:
-    """Run a few steps to find where precision is lost silently. Nothing is written; exit code 1 if it is lost.
+    """Run a few training steps to find silent loss of precision. Nothing is written; exit code 1 if precision is lost.
 
     Args:
-        plan: a plan, or the name of a recipe, a plan file, a run or its folder, or the folder of a study with an arm.
-            A run is audited from its newest checkpoint.
+        plan: a plan, name of a recipe, plan file, run or its folder, or folder of a study together with an arm. A run
+            is audited from its newest checkpoint.
         arm: in the folder of a study: take the run of this arm.
-        seed: with an arm: take the run of this seed; by default the first of the arm.
-        steps: training steps to observe.
+        seed: with an arm: take the run of this seed; by default the first seed of the arm.
+        steps: number of training steps to observe.
         device: auto, cpu, cuda or cuda:N; by default the device in the run's plan.
-        on_run: called with the run that is audited, if it is one.
-        on_progress: called with the number of steps that are done.
+        on_run: called with the audited run, unless a plan is audited.
+        on_progress: called with the number of finished steps.
 
     Raises:
-        UserError: there is no such plan or run, or it cannot be trained here.
+        UserError: there is no such plan or run, or it cannot be trained on this machine.
     """
     from tintype.audit.run import audit_plan, audit_run
 

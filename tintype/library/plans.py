@@ -1,4 +1,4 @@
-"""Plans in Python: load one, apply techniques to it, show it, compare two."""
+"""Functions that load a plan, apply techniques to it, show it, estimate its cost, and compare two plans."""
 
 from __future__ import annotations
 
@@ -20,30 +20,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlanDiff:
-    """The settings in which two plans differ."""
+    """The settings that differ between two plans."""
 
     changes: Mapping[str, tuple[Any, Any]]
-    """Value before and after, by dotted key."""
+    """The values in the first and the second plan, by the dotted key of the setting."""
 
 
 @dataclass(frozen=True)
 class PlanEstimate:
-    """The cost of a run, counted before it is trained."""
+    """The cost of training a plan, counted before training."""
 
     cost: PlanCost
     """Parameters, operations, speed and time."""
     peak: Peak
     """Bytes of memory, by part."""
     gpu: str | None
-    """The kind of GPU that is estimated for; None where this machine's was measured."""
+    """The kind of GPU that the time is estimated for; None if the GPU of this machine was measured."""
 
 
 def load_plan(recipe: AnyPath, *settings: str) -> Plan:
-    """Return the plan of a recipe's name, of a plan file, or of a run's folder.
+    """Load the plan of a recipe, of a plan file, or of a run's folder.
 
     Args:
-        recipe: a name that `tintype recipes` lists, as "pocket", or a path. A recipe's name goes first.
-        settings: overrides, each "key.path=value", as "train.steps=100".
+        recipe: name of a recipe that `tintype recipes` lists, such as "pocket", or a path. If both exist, the recipe
+            is loaded.
+        settings: overrides "key.path=value", such as "train.steps=100".
 
     Raises:
         UserError: there is no such recipe or file, or a setting is not valid.
@@ -67,14 +68,14 @@ def plan_of(plan: AnyPlan) -> Plan:
 
 
 def apply(plan: AnyPlan, *techniques: str) -> Plan:
-    """Return the plan with techniques applied in turn. The plan itself stays as it is.
+    """Return a new plan: the given plan with techniques applied in order. The given plan is not changed.
 
     Args:
         plan: the plan to begin with, or what `load_plan` takes.
-        techniques: each "name" or "name:key=value,key=value", as `tintype techniques` lists them.
+        techniques: techniques that `tintype techniques` lists, each as "name" or "name:key=value,key=value".
 
     Raises:
-        UserError: a technique is unknown, changes nothing, or does not go with the plan or another technique.
+        UserError: a technique is unknown, changes nothing, or is not compatible with the plan or another technique.
     """
     from tintype.techniques.apply import apply_techniques
 
@@ -83,7 +84,7 @@ def apply(plan: AnyPlan, *techniques: str) -> Plan:
 
 
 def check_texts(function: str, given: Sequence[object], example: str) -> None:
-    """Refuse arguments that are no texts, for example a dictionary or a list."""
+    """Raise if an argument is not a string, for example a dictionary or a list."""
     for one in given:
         if not isinstance(one, str):
             raise UserError(f"{function}: {one!r} is of type {type(one).__name__}", f"give texts, each as {example}")
@@ -93,9 +94,9 @@ def show_plan(plan: AnySource, *, arm: str | None = None, seed: Seed | None = No
     """Show a plan with every default resolved.
 
     Args:
-        plan: a plan, or the name of a recipe, a plan file, the folder of a run, or that of a study with an arm.
+        plan: a plan, name of a recipe, plan file, folder of a run, or folder of a study together with an arm.
         arm: in the folder of a study: take the run of this arm.
-        seed: with an arm: take the run of this seed; by default the first of the arm.
+        seed: with an arm: take the run of this seed; by default the first seed of the arm.
 
     Raises:
         UserError: there is no such plan.
@@ -115,14 +116,14 @@ def diff_plans(
     """Compare two plans: recipes, plan files, runs, or arms of studies.
 
     Args:
-        first: name of a recipe, path of a plan file, folder of a run, or folder of a study with an arm.
-        second: the second plan; without it, the arm of a study is compared with its baseline.
+        first: name of a recipe, path of a plan file, folder of a run, or folder of a study together with an arm.
+        second: the second plan; without a second plan, the arm of a study is compared with the study's baseline.
         arm: in the folder of a study: take the run of this arm.
-        seed: with an arm: take the run of this seed; by default the first of the arm.
-        all_: show every setting, also defaults of parts that only one of the plans has.
+        seed: with an arm: take the run of this seed; by default the first seed of the arm.
+        all_: show every setting that differs, also defaults of sections that only one of the plans has.
 
     Raises:
-        UserError: there is no such plan, or nothing to compare it with.
+        UserError: there is no such plan, or there is no second plan to compare with.
     """
     from tintype.plan import diff, short_diff, unhashed_diff
 
@@ -154,14 +155,15 @@ def plan_cost(
     seed: Seed | None = None,
     on_measure: Callable[[], None] | None = None,
 ) -> PlanEstimate:
-    """Count what a run of a plan costs: parameters, operations, memory, GPU-hours. Nothing is trained or written.
+    """Count the cost of training a plan: parameters, operations, memory, GPU-hours. Nothing is trained or written.
 
     Args:
-        plan: a plan, or the name of a recipe, a plan file, the folder of a run, or that of a study with an arm.
-        gpus: GPUs that share each micro-batch.
-        gpu: kind of GPU to estimate for: h200, h100, b200, …; by default this machine's is measured, if any.
+        plan: a plan, name of a recipe, plan file, folder of a run, or folder of a study together with an arm.
+        gpus: number of GPUs that share each micro-batch.
+        gpu: kind of GPU to estimate the time for: h200, h100, b200, …; by default this machine's GPU, if any, is
+            measured.
         arm: in the folder of a study: take the run of this arm.
-        seed: with an arm: take the run of this seed; by default the first of the arm.
+        seed: with an arm: take the run of this seed; by default the first seed of the arm.
         on_measure: called before the speed of this machine's GPU is measured.
 
     Raises:
@@ -179,20 +181,20 @@ def plan_cost(
     if gpu is None and device.type == "cuda":
         if on_measure is not None:
             on_measure()
-        images = cost.micro_batch(cost.phases[0])  # it measures the first step
+        images = cost.micro_batch(cost.phases[0])  # the speed is measured on a step of the first phase
         cost, kind = replace(cost, speed=measured_speed(chosen, device, images)), None
     return PlanEstimate(cost, peak_of(chosen, default_protocol(chosen), gpus=gpus), kind)
 
 
 def plan_schema() -> dict[str, Any]:
-    """Show the JSON schema of plans, for completion in editors."""
+    """Show the JSON schema of plan files. Editors use it for completion."""
     from tintype.plan import Plan
 
     return Plan.model_json_schema()
 
 
 def any_plan(plan: AnySource, arm: str | None = None, seed: int | None = None) -> Plan:
-    """Return a plan, or that of a recipe, a plan file, a run, or an arm in the folder of a study."""
+    """Return the plan of any source: a plan, a recipe, a plan file, a run, or an arm in the folder of a study."""
     from tintype.library.runs import Run
 
     if isinstance(plan, Run):
@@ -209,7 +211,7 @@ def any_plan(plan: AnySource, arm: str | None = None, seed: int | None = None) -
 
 
 def is_study(plan: AnySource | None) -> bool:
-    """Return whether it is the folder of a study."""
+    """Return whether `plan` is the folder of a study."""
     from tintype.runtime.files import STUDY
 
     return isinstance(plan, str | PathLike) and (Path(plan) / STUDY).is_file()

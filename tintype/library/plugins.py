@@ -1,4 +1,4 @@
-"""Plugins in Python: load files with parts of your own, write one, and check it."""
+"""Functions that load plugins, which are Python files with your own techniques and parts, and write and check them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 
 
 def load_plugins(*plugins: AnyPath) -> dict[str, str]:
-    """Load plugin files, as `--plugin` does: their parts have names in plans, techniques and studies from then on.
+    """Load plugin files, as `--plugin` does. Plans, techniques and studies can then use their parts by name.
 
-    Calling this is your word to run the files. Processes that are started later load the same files. A file that was
-    loaded already stays as it was then.
+    Loading runs the code in the files, so load only files that you trust. Processes that are started later load the
+    same files. A file that is already loaded is not loaded again, even if it has changed.
 
     Args:
         plugins: paths of Python files.
 
     Returns:
-        The SHA-256 of each file by its name, as runs and studies record it.
+        The SHA-256 of each file by file name, as runs and studies record it.
 
     Raises:
-        UserError: a file cannot be read or run, adds nothing, or has a name that is taken.
+        UserError: a file cannot be read or run, adds nothing, or has a name that is already in use.
     """
     from tintype.plugins.load import load_files
 
@@ -34,17 +34,17 @@ def load_plugins(*plugins: AnyPath) -> dict[str, str]:
 
 
 def new_technique(name: str, *, out: AnyPath | None = None) -> Path:
-    """Write a commented Python file with a working technique, its loss and its test, for `--plugin` and `check`.
+    """Write a commented Python file with a working technique, its loss and its test, to edit, load and check.
 
     Args:
-        name: name of the technique: lower-case words joined by -, as my-idea.
-        out: file to write; by default the name with .py.
+        name: name of the technique: lower-case words joined by -, such as my-idea.
+        out: file to write; by default the technique's name with .py.
 
     Returns:
         The path of the file.
 
     Raises:
-        UserError: the name is not valid or taken, or the file is there already.
+        UserError: the name is not valid or already in use, or the file exists.
     """
     from tintype.contract.template import write_technique
 
@@ -58,14 +58,14 @@ def check(
     on_progress: Callable[[str, int, int], None] | None = None,
     on_result: Callable[[Result], None] | None = None,
 ) -> Checked:
-    """Hold the techniques, samplers and guidances of your file to their contract; exit with 1 where one breaks it.
+    """Check the techniques, samplers and guidances in a plugin file against tintype's rules; exit code 1 if one fails.
 
     Args:
-        file: Python file with techniques or other parts, as `tintype new technique` writes one.
-        settings: override the tiny plan that they are tried on: key.path=value (repeatable).
-        techniques: only this technique of the file: name or name:key=value (repeatable).
-        on_progress: called with what is checked, how many checks are done, and how many there are.
-        on_result: called with each result as it comes.
+        file: Python file with techniques or other parts, such as `tintype new technique` writes.
+        settings: override a setting of the tiny plan that the parts are tried on: key.path=value (repeatable).
+        techniques: check only this technique of the file: name or name:key=value (repeatable).
+        on_progress: called with the name of the current check, the number of finished checks and of all checks.
+        on_result: called with the result of each check as soon as it is known.
 
     Raises:
         UserError: the file cannot be run, or has no such technique.

@@ -1,4 +1,4 @@
-"""Publishing in Python: export and import models, write cards, push to the hub, mirror runs and studies.
+"""Functions that export and import models, write model cards, push to the hub, and mirror runs and studies.
 
 Heavy modules are imported when they are needed.
 """
@@ -28,22 +28,22 @@ Format: TypeAlias = Literal["diffusers", "tintype", "safetensors"]
 Library: TypeAlias = Literal["tintype", "diffusers"]
 Dtype: TypeAlias = Literal["fp32", "bf16"]
 Stage: TypeAlias = Literal["checking", "writing", "comparing", "sending"]
-"""Parts of an export: the repository is checked, files are written, both libraries sample, files are uploaded."""
+"""Stages of an export: check the repository, write files, sample with both libraries to compare them, upload."""
 
 
 @dataclass(frozen=True)
 class ExportedRun:
-    """A model that was exported, and uploaded where that was asked for."""
+    """An exported model, and its upload if one was requested."""
 
     path: Path
     about: dict[str, Any]
-    """Step, weights, type and everything else that the export records."""
+    """The record of the export: step, weights, number type and more."""
     notes: tuple[str, ...] = ()
     figures: tuple[Figure, ...] = ()
-    """With `check`: how far images of diffusers are from those of tintype, by guidance."""
+    """With `check`: the differences between the images of diffusers and of tintype, one entry per guidance scale."""
     pushed: Pushed | None = None
     declined: bool = False
-    """Whether the upload was not consented to."""
+    """Whether the user or the caller declined the upload."""
 
     @property
     def exit_code(self) -> int:
@@ -70,30 +70,30 @@ def export_run(
     on_stage: Callable[[Stage], None] | None = None,
     on_written: Callable[[Exported], None] | None = None,
 ) -> ExportedRun:
-    """Export a run: as a PRX pipeline of diffusers, as a folder for tintype, or its denoiser as one file.
+    """Export a run as a PRX pipeline of diffusers, as a folder for tintype, or as one file with the denoiser.
 
     Args:
         run: a run, or the path of its folder.
-        to: diffusers (folder of a pipeline), tintype (folder that tintype opens, for any run) or safetensors (the
-            denoiser in one file).
+        to: format of the export: diffusers (folder of a pipeline), tintype (folder that tintype opens, for any run) or
+            safetensors (the denoiser in one file).
         out: folder to write to.
-        weights: by default the average if there is one.
+        weights: weights to export; by default the weight average if the run has one.
         ema_length: use the weight average of this length, reconstructed from the snapshots of a run with power-ema.
-        dtype: type of all weights.
-        check: sample with tintype and with diffusers, and show the largest difference.
-        license_: licence as the hub names it: apache-2.0. Without it the card says that it is unknown.
-        name: name of the model for its card; by default from its data and plan.
+        dtype: number type of all exported weights.
+        check: sample with tintype and with diffusers, and show the largest difference between their images.
+        license_: licence as the hub names it, such as apache-2.0; by default the card states that it is unknown.
+        name: name of the model for its card; by default made from its data and plan.
         base_model: model on the hub that the training started from, for the card.
         with_captions: show captions of your own data beside the samples of the card.
-        push: OWNER/NAME on the hub: ask, then upload it there.
+        push: OWNER/NAME on the hub: upload the export there after asking for consent.
         private: with --push: make a new repository private.
-        yes: with --push: do not ask; the list of files is shown all the same.
-        consent: called with the files and the place before anything is sent; it returns whether to send them.
-        on_stage: called when a part of the work begins.
-        on_written: called once the files are written, before they are compared or sent.
+        yes: with --push: upload without asking; the list of files is still shown.
+        consent: called with the files and the repository before the upload; returns whether to upload.
+        on_stage: called with the name of each stage when it begins.
+        on_written: called after the files are written, before they are compared or uploaded.
 
     Raises:
-        UserError: the run cannot be exported in this form, `out` is there, or the hub refuses the upload.
+        UserError: the run cannot be exported in this format, `out` exists, or the hub refuses the upload.
     """
     from tintype.export.model_card import CardOptions
     from tintype.export.model_folder import export_model
@@ -149,16 +149,16 @@ def export_run(
 
 
 def import_model(source: AnyPath, out: AnyPath, *settings: str, weights: Weights | None = None) -> ImportedModel:
-    """Import a PRX model, of diffusers or of PRX's training, as a run that can be sampled, scored and trained.
+    """Import a PRX model from diffusers or from PRX's training. The result is a run to sample, score or train.
 
     Args:
         source: folder of diffusers (pipeline or transformer), or a .safetensors file.
         out: folder to write to.
         settings: override a setting: key.path=value (repeatable).
-        weights: by default the average if there is one, for a file that has both.
+        weights: weights to import from a file with raw and averaged weights; by default the average.
 
     Raises:
-        UserError: the model is not of PRX, a setting does not fit it, or `out` is there.
+        UserError: the model is not a PRX model, a setting does not fit the model, or `out` exists.
     """
     from tintype.export.import_run import import_model as import_from
 
@@ -180,15 +180,15 @@ def write_card(
     ema_length: float | None = None,
     overwrite: bool = False,
 ) -> Card:
-    """Write the model card of a run, as the hub shows it.
+    """Write the model card of a run, for a repository on the hub.
 
     Args:
         run: a run, or the path of its folder.
-        out: file to write, with samples in card-samples beside it; by default the card is only shown.
-        license_: licence as the hub names it: apache-2.0. Without it the card says that it is unknown.
-        name: name of the model for its card; by default from its data and plan.
-        baseline: recipe, plan file or run to list the changes against; by default the baseline of the study.
-        library: library that loads the model: the run, or an export.
+        out: file to write, with samples in the folder card-samples beside it; by default the card is only shown.
+        license_: licence as the hub names it, such as apache-2.0; by default the card states that it is unknown.
+        name: name of the model for its card; by default made from its data and plan.
+        baseline: recipe, plan file or run to compare the plan with; by default the baseline of the run's study.
+        library: library that the card's usage example loads the model with.
         repo: OWNER/NAME on the hub, for the usage example.
         datasets: data set on the hub that the model was trained on (repeatable).
         base_model: model on the hub that the training started from, for the card.
@@ -200,7 +200,7 @@ def write_card(
         The card's text, its samples, and warnings. Without `out` nothing is written.
 
     Raises:
-        UserError: the run was not trained, or another card is there.
+        UserError: the run was not trained, or a different card exists at `out`.
     """
     from tintype.export import model_card
 
@@ -231,20 +231,20 @@ def push(
     yes: bool = False,
     consent: Consent | None = None,
 ) -> Pushed | None:
-    """Upload a model with its card to the hub, after showing the files. Running it again resumes.
+    """Show the files of a model and its card, then upload them to the hub. Running it again resumes.
 
     Args:
         folder: folder with a model and its card, as `tintype export` writes it.
-        repo: OWNER/NAME on the hub; created if it does not exist.
+        repo: OWNER/NAME on the hub; the repository is created if it does not exist.
         private: make a new repository private.
-        yes: do not ask; the list of files is shown all the same.
-        consent: called with the files and the place before anything is sent; it returns whether to send them.
+        yes: upload without asking; the list of files is still shown.
+        consent: called with the files and the repository before the upload; returns whether to upload.
 
     Returns:
-        The address and the commit; None where consent was refused.
+        The address and the commit of the upload; None if the upload was declined.
 
     Raises:
-        UserError: the folder must not be published, or the hub refuses it.
+        UserError: the folder must not be published, or the hub refuses the upload.
     """
     _refuse_unasked(yes, consent)
     return _send(Path(folder), repo, private, consent)
@@ -263,7 +263,7 @@ def _refuse_unasked(yes: bool, consent: Consent | None) -> None:
 
 @dataclass(frozen=True)
 class SyncUnit:
-    """A checkpoint with all its files, or one other file, which `sync` copies as a whole."""
+    """The smallest unit that `sync` copies: a checkpoint with all its files, or one other file."""
 
     name: str
     files: int
@@ -277,16 +277,17 @@ def sync(
     list_: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> list[SyncUnit] | Mirrored:
-    """Mirror a study or run to an object store, or back: only what is whole, and each copy is checked.
+    """Mirror a study or run to an object store, or back. Only complete files are copied, and each copy is checked.
 
     Args:
         source: folder of a study or run, or its address: s3://, gs://, file://, memory://.
         target: folder or address to copy to.
-        list_: list what the source has, and copy nothing.
-        on_progress: called with the number of files that are done, and of all.
+        list_: list the files of the source that can be copied, and copy nothing.
+        on_progress: called with the number of finished files and the number of all files.
 
     Returns:
-        Counts of the files; `damaged` names what was not copied, and why. With `list_`, what could be copied.
+        Counts of the files; `damaged` maps each file that was not copied to the reason. With `list_`, a list of the
+        checkpoints and files that can be copied.
 
     Raises:
         UserError: an address cannot be used, or there is nothing to copy.

@@ -1,4 +1,7 @@
-"""Runs in Python: train one, load it, sample from it, score it. Heavy modules are imported when they are needed."""
+"""Functions that train a run, load it, sample from it and score it.
+
+Heavy modules are imported when they are needed.
+"""
 
 from __future__ import annotations
 
@@ -34,15 +37,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Run:
-    """A run in its folder: its plan, its log, and images from its weights."""
+    """A run in a folder, with methods to read its plan and log and to sample images from its weights."""
 
     _record: RunRecord
     step: int
-    """The step of its newest checkpoint when it was trained or loaded; 0 where it has none."""
+    """Step of the newest checkpoint at the time when the run was trained or loaded. 0 if it has no checkpoint."""
     arm: str = ""
-    """The arm of a study that it was chosen from; empty where it was given by its own folder."""
+    """The arm by which the run was chosen from a study. Empty if the run was given by its own folder."""
     trained: int = field(default=0, compare=False)
-    """Steps that the call of `train` trained; 0 for a loaded run."""
+    """Number of steps that this call of `train` trained. 0 for a loaded run."""
     _loaded: dict[tuple[str | None, float | None], LoadedRun] = field(default_factory=dict, compare=False)
 
     @property
@@ -58,11 +61,11 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Return whether all steps of its plan are trained."""
+        """Return whether the run has trained all steps of its plan."""
         return self.step >= self.plan.train.steps
 
     def log(self) -> list[dict[str, Any]]:
-        """Return what training logged, a dictionary for each logged step: step, loss, images_per_s and more."""
+        """Return the training log: one dictionary per logged step, with step, loss, images_per_s and more."""
         return type(self._record)(self.path).lines
 
     @for_python
@@ -86,29 +89,33 @@ class Run:
         device: str | None = None,
         on_progress: OnImages | None = None,
     ) -> list[Image.Image]:
-        """Generate images from prompts, the same ones as the function `sample` writes. Weights are loaded once.
+        """Generate images from prompts, equal to the images that the function `sample` writes.
+
+        Several calls load the weights only once.
 
         Args:
             prompts: one prompt, or several.
-            count: images for each prompt. Those of the first prompt come first.
+            count: number of images for each prompt. The images of the first prompt come first.
             steps: steps of the sampler.
             guidance: scale of the guidance; 1 switches it off.
             guidance_kind: "classifier-free", "self", "path-drop", "autoguidance", or a kind of a plugin; by default
                 the plan's `sampling.guidance`.
-            guide_step: for autoguidance, the step of the run's earlier weights, or a share of the training.
-            guide_length: for autoguidance, the length of the earlier weight average (power-ema).
-            guidance_interval: interval of t in which guidance is used; t = 1 is noise.
+            guide_step: for autoguidance: the step of the run's earlier weights, or that step as a fraction of the
+                training.
+            guide_length: for autoguidance: the length of the earlier weight average (power-ema).
+            guidance_interval: interval of t in which guidance is applied; t = 1 is noise.
             unbias: undo the bias of the run's contrastive loss.
-            method: the sampler: "euler", "heun", or the name of one that a plugin adds.
-            seed: seed of the noise. An image depends on it, on its index and on its prompt, not on the others.
-            size: side of squares in pixels, or (width, height); by default as in training.
-            batch: images made at a time.
+            method: the sampler: "euler", "heun", or the name of a plugin's sampler.
+            seed: seed of the noise. An image depends on the seed, its index and its prompt, not on other images.
+            size: side of square images in pixels, or (width, height); by default the size of training.
+            batch: number of images generated at a time.
             ema_length: use the weight average of this length, reconstructed from the snapshots of a run with power-ema.
             device: "auto", "cpu", "cuda" or "cuda:N"; by default the device in the run's plan.
-            on_progress: called with the number of finished images, unfinished ones in part, and with the number of all.
+            on_progress: called with the number of finished images and the number of all images. An unfinished image
+                counts as a fraction.
 
         Returns:
-            Images of Pillow. `image.info` has the prompt, and under "tintype" all that decides the image.
+            Pillow images. `image.info` has the prompt, and under "tintype" every setting that determines the image.
 
         Raises:
             UserError: there are no prompts, no weights yet, or a setting is not valid.
@@ -136,7 +143,7 @@ class Run:
 
 @dataclass(frozen=True)
 class _Guided:
-    """Guidance as a caller names it."""
+    """The guidance arguments of a call of `sample`."""
 
     scale: float
     kind: str | None
@@ -147,7 +154,7 @@ class _Guided:
 
 
 def _sampler(run: Path, method: str, steps: int, batch: int, guided: _Guided) -> SamplerSettings:
-    """Return the settings of the sampler; errors name the arguments."""
+    """Return the settings of the sampler. Errors name the arguments of `sample` that caused them."""
     from tintype.config.strict import Document, KeyPath, parse
     from tintype.plan import plan_from_folder
     from tintype.sampling.generate import SamplerSettings
@@ -174,11 +181,11 @@ def _sampler(run: Path, method: str, steps: int, batch: int, guided: _Guided) ->
 
 @dataclass(frozen=True)
 class Sampled:
-    """Images that were written."""
+    """The images that a call of `sample` has written."""
 
     images: list[str]
     sheet: str
-    """The contact sheet, with all of them."""
+    """The contact sheet: one image file that shows all images."""
 
 
 def sample(
@@ -203,29 +210,31 @@ def sample(
     device: str | None = None,
     on_progress: OnImages | None = None,
 ) -> Sampled:
-    """Generate images from prompts: PNGs that contain their settings, and a contact sheet.
+    """Generate images from prompts, and a contact sheet. Each PNG contains its settings.
 
     Args:
         run: folder of a run.
-        prompts: prompts.
+        prompts: texts to generate images from.
         out: folder to write to.
         prompt_file: text file with one prompt per line.
-        count: images per prompt.
-        steps: sampling steps.
+        count: number of images per prompt.
+        steps: number of sampling steps.
         guidance: guidance scale; 1 switches guidance off.
-        guidance_kind: what the guided velocity is led away from: classifier-free, self, path-drop, autoguidance, or a
+        guidance_kind: prediction that guidance leads away from: classifier-free, self, path-drop, autoguidance, or a
             kind of a plugin; by default the plan's sampling.guidance.
-        guide_step: with autoguidance, the step of the run's earlier weights, or a share of the training.
-        guide_length: with autoguidance, the length of the earlier weight average (power-ema).
-        guidance_interval: interval of t in which guidance is used; t = 1 is noise.
+        guide_step: with autoguidance: the step of the run's earlier weights, or that step as a fraction of the
+            training.
+        guide_length: with autoguidance: the length of the earlier weight average (power-ema).
+        guidance_interval: interval of t in which guidance is applied; t = 1 is noise.
         unbias: undo the bias of the run's contrastive loss.
-        method: sampler: euler, heun, or one of a plugin.
-        seed: seed of the noise, which is not the seed of the run.
-        size: side of squares in pixels, or 832x1248 (width x height); by default as in training.
+        method: sampler: euler, heun, or a plugin's sampler.
+        seed: seed of the noise, independent of the run's training seed.
+        size: side of square images in pixels, or width x height as 832x1248; by default the size of training.
         batch: images per batch.
         ema_length: use the weight average of this length, reconstructed from the snapshots of a run with power-ema.
-        device: device: auto, cpu, cuda or cuda:N; by default the one in the run's plan.
-        on_progress: called with the number of finished images, unfinished ones in part, and with the number of all.
+        device: auto, cpu, cuda or cuda:N; by default the device in the run's plan.
+        on_progress: called with the number of finished images and the number of all images. An unfinished image counts
+            as a fraction.
 
     Raises:
         UserError: there are no prompts, no weights yet, or a setting is not valid.
@@ -251,7 +260,7 @@ def sample(
 
 
 def ignore(*values: object) -> None:
-    """Do nothing: for progress that nobody asked for."""
+    """Do nothing. It is the callback for progress if the caller gives none."""
 
 
 def path_of(run: AnyRun) -> Path:
@@ -266,20 +275,21 @@ def train(
     on_wait: Callable[[str], None] | None = None,
     interrupt: Interrupt | None = None,
 ) -> Run:
-    """Train one plan. Running it again resumes, or says that it is done.
+    """Train one plan. Running it again resumes, or reports that it is done.
 
-    Ctrl+C saves before it raises KeyboardInterrupt; the same call resumes with the same result.
+    Ctrl+C saves a checkpoint and then raises KeyboardInterrupt. The same call resumes, with the same result as without
+    the interruption.
 
     Args:
-        plan: the plan, or what `load_plan` takes. A folder holds the run of one plan.
-        out: folder to write to.
-        on_progress: called at the start and after each step with `step`, `steps`, `loss` and `images_per_s`. What it
-            raises ends the training; the same call then resumes from the last checkpoint.
-        on_wait: called with a sentence where another process works in the folder, which this one waits for.
-        interrupt: for a caller that handles signals itself and asks for an end by it.
+        plan: the plan, or what `load_plan` takes.
+        out: folder to write the run to; a folder can only hold the run of one plan.
+        on_progress: called at the start and after each step with `step`, `steps`, `loss` and `images_per_s`. An
+            exception that it raises ends the training; the same call then resumes from the last checkpoint.
+        on_wait: called with a message if this call waits for another process that works in the folder.
+        interrupt: an object that lets a caller who handles signals itself stop the training.
 
     Raises:
-        UserError: the folder holds another run, or the plan's data or weights are not there.
+        UserError: the folder holds another run, or the plan's data or weights are missing.
         DivergedError: the loss or the weights are not finite, or far too large.
     """
     from tintype.train import loop
@@ -300,7 +310,10 @@ def train(
 
 @contextmanager
 def watched(interrupt: Interrupt | None) -> Iterator[Interrupt]:
-    """Yield the caller's interrupt, or without one an interrupt that signals set. Such a signal is then delivered."""
+    """Yield the caller's interrupt.
+
+    Without one, yield an interrupt that signals set. A signal that came is delivered at the end.
+    """
     if interrupt is not None:
         yield interrupt
         return
@@ -314,18 +327,18 @@ def watched(interrupt: Interrupt | None) -> Iterator[Interrupt]:
 
 
 def deliver(number: int | None) -> None:
-    """Give a signal that work was stopped for to whom it would have gone: SIGINT raises KeyboardInterrupt."""
+    """Deliver a signal that stopped the work to its usual handler. SIGINT then raises KeyboardInterrupt."""
     if number is not None:
         signal.raise_signal(signal.Signals(number))
 
 
 def load_run(path: AnyPath, arm: str | None = None, seed: int | None = None) -> Run:
-    """Return the run in a folder, or that of an arm and a seed in the folder of a study.
+    """Load the run in a folder, or the run of an arm and a seed in the folder of a study.
 
     Args:
         path: the folder of a run, of an exported model, or of a study.
-        arm: in a study, the arm's name; "baseline" is one too.
-        seed: in a study, the seed of the run; by default the first of the arm.
+        arm: in a study: the name of the arm, or "baseline".
+        seed: in a study: the seed of the run; by default the first seed of the arm.
 
     Raises:
         UserError: there is no such run.
@@ -336,7 +349,7 @@ def load_run(path: AnyPath, arm: str | None = None, seed: int | None = None) -> 
 
     folder, chosen = Path(path), ""
     if (folder / STUDY).is_file():
-        from tintype.study.lab import choose_run  # slow to import, and most commands are given a run's own folder
+        from tintype.study.lab import choose_run  # slow to import, and most commands get a run's own folder
 
         task = choose_run(folder, arm, seed)
         folder, chosen = task.trained_folder(), task.arm
@@ -350,10 +363,10 @@ def load_run(path: AnyPath, arm: str | None = None, seed: int | None = None) -> 
 
 
 def protocol_for(path: Path, settings: Sequence[str] = ()) -> tuple[Protocol, str]:
-    """Return the protocol by which a run is scored, and in words where it comes from.
+    """Return the protocol by which a run is scored, and a description of the protocol's origin.
 
-    It is that of the study in whose folder the run lies, or the one that the run's plan names. `settings` replace
-    settings of it.
+    A run in the folder of a study is scored by the study's protocol. Any other run is scored by the protocol that its
+    plan names. `settings` override settings of the protocol.
     """
     from tintype.evaluation.presets import PRESET, default_protocol, protocol_of
     from tintype.train.record import RunRecord
@@ -406,25 +419,27 @@ def evaluate(
     threads: Count | None = None,
     on_progress: OnScoring | None = None,
 ) -> MetricValues:
-    """Score a run, or any set of images against another: a folder, a .tar or a .parquet file each.
+    """Score a run, or compare a set of images with a reference set: each a folder, a .tar or a .parquet file.
 
-    The result of a run is stored in the run's folder: the same call again only reads it.
+    The result of a run is stored in the run's folder. The same call again reads the stored result.
 
     Args:
         run: folder of a run.
-        settings: override the protocol: preset=prx, count=256, "encoders=[clip]". By default it is that of the run's
-            study, or the one that the plan names in `run.protocol`.
+        settings: override the protocol: preset=prx, count=256, "encoders=[clip]". The default protocol is the one of
+            the run's study, or the one that the plan names in `run.protocol`.
         images: score these images instead of a run.
-        reference: images to compare the others with, or a file written by save_reference.
+        reference: images to compare with, or a file that save_reference wrote.
         save_reference: save the features of the reference as FILE.safetensors.
         ema_length: use the weight average of this length, reconstructed from the snapshots of a run with power-ema.
-        follow_links: follow symbolic links out of the folder of the images.
-        device: device: auto, cpu, cuda or cuda:N; by default the one in the run's plan.
-        threads: CPU threads; by default run.threads. Another number changes last bits.
-        on_progress: called with what is done (`doing`, `done` of `total`) and the `share` of the whole.
+        follow_links: follow symbolic links that lead out of the folder of the images.
+        device: auto, cpu, cuda or cuda:N; by default the device in the run's plan.
+        threads: number of CPU threads; by default run.threads. Another number changes the last bits of the scores.
+        on_progress: called with the current activity (`doing`, `done` of `total`), and the finished `share` of the
+            whole evaluation.
 
     Returns:
-        `metrics` by name, their standard `errors` over sampling, `warnings`, and all else that `tintype evaluate` has.
+        `metrics` by name, their standard `errors` over sampling, `warnings`, and the other fields of the JSON of
+        `tintype evaluate`.
 
     Raises:
         UserError: the run has no weights, or the settings do not fit its data.
@@ -503,11 +518,11 @@ def ema(
         run: folder of a run trained with power-ema.
         settings: override the protocol: preset=prx, count=256, "encoders=[clip]".
         lengths: lengths of the weight average, as fractions of the training.
-        metric: metric of the curve; by default the first of the protocol.
-        device: device: auto, cpu, cuda or cuda:N; by default the one in the run's plan.
-        threads: CPU threads; by default run.threads. Another number changes last bits.
-        on_begin: called with the curve before its points are there; it grows while they are measured.
-        on_progress: called with a length and with what is done.
+        metric: metric of the curve; by default the first metric of the protocol.
+        device: auto, cpu, cuda or cuda:N; by default the device in the run's plan.
+        threads: number of CPU threads; by default run.threads. Another number changes the last bits of the scores.
+        on_begin: called with the curve before it has points; points are added to it as they are measured.
+        on_progress: called with the length that is being scored and the progress of its scoring.
 
     Raises:
         UserError: the run has no snapshots, or a length or the metric is not valid.

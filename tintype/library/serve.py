@@ -1,4 +1,4 @@
-"""Runs and studies in the browser."""
+"""Function that shows runs and studies in the browser."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tintype.library.kinds import AnyPath
 
 @dataclass(frozen=True)
 class Served:
-    """A folder that is shown in the browser."""
+    """A folder whose runs and studies are shown in the browser."""
 
     url: str
     folder: str
@@ -29,16 +29,16 @@ def serve(
     device: str | None = None,
     on_start: Callable[[Served], None] | None = None,
 ) -> Served:
-    """Show runs and studies in the browser: queue, verdicts, curves and images as they come, and a playground.
+    """Show runs and studies live in the browser: queue, verdicts, curves and images, and a playground for sampling.
 
-    Ctrl+C ends it.
+    Ctrl+C ends the server.
 
     Args:
-        folder: folder of runs and studies, running or done.
-        port: port; 0 takes one that is free.
-        host: address to listen on. Another than this machine's own needs the token that is printed.
-        token: ask for a token on this machine's own address too.
-        device: auto, cpu, cuda or cuda:N; by default the device in the run's plan.
+        folder: folder with runs and studies, running or finished.
+        port: port to listen on; 0 takes a free port.
+        host: address to listen on. If other machines can reach it, a browser needs the printed token.
+        token: require a token also on an address that only this machine can reach.
+        device: device of the playground: auto, cpu, cuda or cuda:N; by default the device in the run's plan.
         on_start: called with the address to open.
 
     Raises:

@@ -446,7 +446,7 @@ def launch(
         on_line: called with each line at once; workers of Ray end with this call.
 
     Returns:
-        A line for each thing that was started or ended.
+        One line for each worker that was started or has ended.
 
     Raises:
         UserError: the folder holds no study, or the workers cannot be started.

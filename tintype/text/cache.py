@@ -1,9 +1,13 @@
 """Token states of captions by a frozen text encoder, cached on disk by the caption's text.
 
 States are stored without padding, in the type in which they were computed. So training gives the same result with the
-cache as without, on a CPU to the last bit. On a GPU, groups have a fixed size, independent of which captions are
-missing. The folder's name is a hash of everything that determines the states, so any change starts a new folder. Arms
-of a study and ranks share the cache.
+cache as without it. On a CPU the result is the same to the last bit.
+
+On a GPU, captions are encoded in batches of a fixed number of rows. A GPU rounds differently for another number of
+rows. With a fixed number, a cached state does not depend on how many other captions were missing from the cache.
+
+The folder's name is a hash of everything that determines the states. Any change of these starts a new folder. All ranks
+of a run and all arms of a study share the cache.
 
 T: tokens of all captions. C: width of the encoder.
 """
@@ -30,12 +34,15 @@ FORMAT = 1
 _AT_ONCE = 256
 """Number of captions that are encoded before they are written."""
 _PLACE_BYTES = 7
-"""Leading bytes of a key that give its position in the lock file. Keys with the same position share a lock."""
+"""Number of leading bytes of a key. Their value is the key's position in the lock file.
+
+Keys with the same position share a lock.
+"""
 _OTHERWISE = "set run.text_embeddings to live"
 
 
 class CachedText:
-    """A text encoder with a cache. It passes missing captions to the wrapped encoder."""
+    """A text encoder with a cache. Only captions that the cache lacks are passed to the wrapped encoder."""
 
     def __init__(self, encoder: FrozenTextEncoder) -> None:
         settings = encoder.settings

@@ -217,7 +217,10 @@ class Inception(nn.Module):
 
 
 def from_torchscript(tensors: Mapping[str, Tensor], where: str) -> Tensors:
-    """Return the tensors of StyleGAN2-ADA's TorchScript (`….weight, beta, mean, var`), whose layers have our order."""
+    """Rename the tensors of StyleGAN2-ADA's TorchScript Inception to this module's names.
+
+    Both list the layers in the same order. The TorchScript's names end in `weight`, `beta`, `mean` and `var`.
+    """
     theirs = [name.removesuffix(".beta") for name in tensors if name.endswith(".beta")]
     if len(theirs) != UNITS:
         raise UserError(f"{where} has {len(theirs)} convolutions with a batch norm; the Inception of FID has {UNITS}")
