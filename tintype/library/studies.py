@@ -1,4 +1,4 @@
-"""Studies in Python: load or make one, run it, follow it, read its results, plan the next; runs side by side."""
+"""Functions that load, make, run and follow a study, read its results, plan the next study, and compare runs."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from tintype.study.supervisor import Jobs
 
     OnStudy: TypeAlias = Callable[[Message], None] | StudyProgress
-    """A function that is called while runs train and are scored, or one that shows all that a study reports."""
+    """A callback for messages of runs that train or are scored, or an object that gets all reports of a study."""
 
 _STUDY, _RESULTS, _REPORT = "study.yaml", "results.json", "report.html"
 _WATCH_S = 2.0
 NOT_MEASURED = "nothing was measured; run the same command again"
 _BASELINE = "baseline.yaml"
-"""The file in a study's folder that has the plan of its baseline."""
+"""Name of the file with the baseline's plan in a study's folder."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -52,26 +52,27 @@ class Results:
     path: Path
     """The study's folder."""
     content: StudyResults
-    """All that results.json has."""
+    """The content of results.json."""
     outcome: StudyOutcome | None = field(default=None, compare=False)
-    """The runs of the call that made them; None where it made none."""
+    """The runs of the call that returned these results; None if the call made no runs."""
 
     @property
     def exit_code(self) -> int:
-        """Return 1 if runs of the call diverged or failed, else 0."""
+        """Return 1 if a run of the call diverged or failed, otherwise 0."""
         return int(self.outcome is not None and bool(self.outcome.failed))
 
     def rows(self, primary: bool = False) -> list[dict[str, Any]]:
-        """Return a dictionary for each verdict, as `pandas.DataFrame` and `polars.DataFrame` take them.
+        """Return one dictionary per verdict, in a form that `pandas.DataFrame` and `polars.DataFrame` take.
 
-        `kind` is arm, control, between, trend, main effect or interaction. `difference` is arm minus baseline, and
-        `low` to `high` its interval; in a row of two arms the second stands in the place of the baseline. `words` adds
-        to `verdict` how many runs were lost. With `primary`, only the metrics of the study's question.
+        `kind` is arm, control, between, trend, main effect or interaction. `difference` is the arm's mean minus the
+        baseline's mean, with the interval from `low` to `high`. A row on two arms compares the first arm with the
+        second instead of the baseline. `words` is the `verdict` with the number of lost runs. With `primary`, return
+        the verdicts on primary metrics only.
         """
         return [row.data for row in self.content.rows(primary=primary)]
 
     def runs(self) -> list[dict[str, Any]]:
-        """Return a dictionary for each run: its arm, seed, state and folder, and its metrics by name."""
+        """Return one dictionary per run: arm, seed, state, folder, and metrics by name."""
         return [
             {"arm": arm.name, "resolution": arm.resolution, "seed": run.seed, "state": run.state, "error": run.error}
             | {"path": str(self.path / run.folder), "training_s": run.train_s}
@@ -81,22 +82,23 @@ class Results:
         ]
 
     def costs(self) -> list[dict[str, Any]]:
-        """Return a dictionary for each arm of which something was measured alone on a GPU.
+        """Return one dictionary per arm whose time or memory was measured by a run that had a GPU to itself.
 
-        `step_s` are the seconds of a training step, `relative` that over the baseline's, `peak_bytes` the most memory
-        that torch reserved.
+        `step_s` is the time of a training step in seconds. `relative` is that time divided by the baseline's time.
+        `peak_bytes` is the peak of the GPU memory that torch reserved.
         """
         from tintype.study.report.findings import cost_rows
 
         return cost_rows(self.content)
 
     def priority(self) -> list[dict[str, Any]]:
-        """Return a dictionary for each arm, and for the baseline, on each primary metric: what to adopt first.
+        """Return one dictionary per plan and primary metric, in the order in which to adopt the plans.
 
-        `gain` is a share of the baseline's mean, more is better; `low` to `high` its interval. `cost` is the step time
-        over the baseline's, None where it was not measured alone on a GPU. It may rank from `rank_low` to `rank_high`
-        among `of` plans, and is on the `front` unless a plan that is no dearer is shown better: `dominated_by` names
-        these. The front comes first, then the rank decides.
+        The plans are the arms and the baseline. `gain` is the improvement as a fraction of the baseline's mean, with
+        the interval from `low` to `high`. `cost` is the step time divided by the baseline's step time. It is None if no
+        run that had a GPU to itself measured it. `rank_low` and `rank_high` are the best and the worst possible rank
+        among `of` plans. A plan is on the `front` unless a plan of the same or lower cost is shown to be better.
+        `dominated_by` names such plans. Plans on the front come first; within each group the rank decides.
         """
         from tintype.study.priority import priorities
 
@@ -109,12 +111,12 @@ class Results:
 
     @property
     def report(self) -> Path:
-        """Return the page that shows all of it."""
+        """Return the path of the HTML report on these results."""
         return self.path / _REPORT
 
     @property
     def notes(self) -> list[str]:
-        """Return what to know before building on the verdicts, for example that they are of few seeds."""
+        """Return the caveats of the verdicts, for example that they rest on few seeds."""
         return [note.text for note in self.content.notes()]
 
     def __repr__(self) -> str:
@@ -124,7 +126,7 @@ class Results:
         return "\n".join([*(" · ".join(cells) for cells in self._shown()), *self.notes])
 
     def _repr_html_(self) -> str:
-        """Return the verdicts as a table, which notebooks show."""
+        """Return the verdicts as an HTML table for notebooks."""
         heads, *rows = self._shown()
         title = f"<caption>{escape(self.content.question)}</caption>"
         head = "".join(f"<th>{escape(cell)}</th>" for cell in heads)
@@ -133,7 +135,7 @@ class Results:
         return f"<table>{title}<tr>{head}</tr>{body}</table>{notes}"
 
     def _shown(self) -> list[list[str]]:
-        """Return the head and the rows of the table of verdicts, on the metrics of the question."""
+        """Return the header and the rows of the table of verdicts on primary metrics."""
         heads = ["arm", "metric", "verdict", "baseline", "arm's mean", "difference"]
         rows = self.content.rows(primary=True)
         cells = [[row.label, row.title, row.words, row.baseline_mean, row.mean, row.difference] for row in rows]
@@ -141,13 +143,13 @@ class Results:
 
 
 def load_study(study: AnyPath, *settings: str, arms: Sequence[str] = ()) -> Study:
-    """Return a study by its name, from its file or from its folder, with all its plans resolved and checked.
+    """Load a study by its name, from its file or from its folder. All its plans are resolved and checked.
 
     Args:
-        study: a name that `tintype studies` lists, as "pocket", the path of a study file, or the folder of a study that
-            was run: its baseline is then the one that is stored there.
-        settings: overrides of the study, each "key=value", as "seeds=[0,1]".
-        arms: the names of the arms to keep; by default all.
+        study: a name that `tintype studies` lists, such as "pocket", the path of a study file, or the folder of a
+            study that was run. A folder also gives the plan of the baseline.
+        settings: overrides of the study "key=value", such as "seeds=[0,1]".
+        arms: the names of the arms to keep; by default all arms.
 
     Raises:
         UserError: there is no such study, a setting is not valid, or an arm changes nothing or too much.
@@ -168,16 +170,17 @@ def make_study(
     name: str = "study",
     **settings: object,
 ) -> Study:
-    """Return a study of arms against a baseline.
+    """Make a study that compares arms with a baseline.
 
     Args:
-        question: the question that it answers, for the report.
+        question: the question that the study answers, for the report.
         baseline: a plan, or what `load_plan` takes.
-        arms: by name, what each arm changes: a technique ("muon", "repa:weight=0.5"), an override of the baseline
-            ("optimizer.lr=1e-3"), or a list of both.
-        seeds: the seeds that every arm is trained with, or {"first": 4, "most": 16}: undecided arms get more.
+        arms: mapping of each arm's name to its changes: a technique ("muon", "repa:weight=0.5"), an override of the
+            baseline ("optimizer.lr=1e-3"), or a list of both.
+        seeds: the seeds that every arm is trained with. With {"first": 4, "most": 16}, every arm gets 4 seeds, and
+            undecided arms get more, up to 16.
         name: name of the study, for messages and the report.
-        settings: any other key of a study file, as `primary=["scene_accuracy"]` or `evaluation={"count": 256}`.
+        settings: other keys of a study file, such as `primary=["scene_accuracy"]` or `evaluation={"count": 256}`.
 
     Raises:
         UserError: a setting is not valid, or an arm changes nothing or more than it declares.
@@ -204,7 +207,7 @@ def make_study(
 
 
 def _progress(given: OnStudy | None) -> StudyProgress:
-    """Return the progress that calls a function, if it is one; notes go to the log."""
+    """Return `given` if it is a `StudyProgress`. Otherwise return one that calls `given` and logs notes."""
     from tintype.runtime.notes import note as log_note
     from tintype.study.lab import StudyProgress
 
@@ -224,7 +227,7 @@ def _progress(given: OnStudy | None) -> StudyProgress:
 
 
 def _results(outcome: StudyOutcome, out: Path, progress: StudyProgress) -> Results:
-    """Return the results of runs that ended; raise what the caller gets of a signal, or why there are none."""
+    """Return the results of a call's runs. Raise if a signal stopped the call, or if there are no results."""
     done = f"{outcome.done} of {outcome.total} runs are done"
     if outcome.interrupted:
         progress.stopped(outcome.signal, f"{done}, those that had begun are saved; {again()} to resume", outcome)
@@ -277,33 +280,34 @@ def run_study(
     on_begin: Callable[[PlannedStudy], None] | None = None,
     on_progress: OnStudy | None = None,
 ) -> Results | PlannedStudy:
-    """Run a study: every arm with every seed, then the comparison and the report.
+    """Run a study: train and score every arm with every seed, compare the arms, and write the report.
 
-    Runs are processes of their own. What is done is not done again, so the same call resumes a study that was stopped.
-    Ctrl+C saves what has begun before it raises KeyboardInterrupt.
+    Each run is a process of its own. The same call resumes a stopped study, and does not repeat finished runs. Ctrl+C
+    saves the runs under way, then raises KeyboardInterrupt.
 
     Args:
         study: name of a study, path of a study file, or folder of a study to run again.
         out: folder to write to.
-        settings: override the study: "seeds=[0,1]" or "set=[optimizer.lr=2e-4]".
-        arms: only this arm (repeatable).
-        jobs: runs at a time: a number, or auto for as many as fit and raise the throughput; by default auto on a GPU,
-            1 on a CPU.
-        budget: time for planned looks, as 45m: a look begins only where it is expected to fit.
+        settings: override a setting of the study: "seeds=[0,1]" or "set=[optimizer.lr=2e-4]".
+        arms: run only this arm (repeatable).
+        jobs: number of runs at a time, or auto: as many as fit into memory and raise the throughput; by default auto
+            on a GPU, 1 on a CPU.
+        budget: time limit for interim analyses (looks), such as 45m: a look begins only if it is expected to end in
+            time.
         dry_run: show the arms, the number of runs and their cost, and stop.
-        like: a past study: memory and steps of the same plans are taken from it; if its baseline is the same, the seed
-            spread, and for a dry run the seconds of a run.
-        gpu: kind of GPU that the cost of a run is estimated for: h200, h100, b200, ….
-        prepare: check the study and make its folder for `tintype work`, and stop.
-        on_begin: called with the plan of the study before its first step.
+        like: folder of a past study: take memory and step times of the same plans from it. If its baseline is the
+            same, also take the seed spread, and for a dry run the duration of a run.
+        gpu: kind of GPU to estimate the cost of a run for: h200, h100, b200, ….
+        prepare: check the study, make its folder for `tintype work`, and stop.
+        on_begin: called with the planned study before the first training step.
         on_progress: called while runs train and are scored, with `key` (arm and seed), `state`, `share` and more.
 
     Returns:
-        The results. With `dry_run` or `prepare`, the planned study: its arms, notes, and of a dry run the `cost`.
+        The results. With `dry_run` or `prepare`, the planned study: its arms, its notes, and for a dry run the `cost`.
 
     Raises:
         UserError: the folder holds another study, the study cannot be trained or scored, or no run could be read. A
-            single run that diverges or fails raises nothing: see `Results.failed`.
+            single run that diverges or fails does not raise; `Results.failed` lists it.
     """
     from tintype.bench.expect import expected_seconds
     from tintype.study import lab
@@ -344,11 +348,11 @@ def _resolved(study: AnyStudy, settings: Sequence[str], arms: Sequence[str]) -> 
 
 
 def report(folder: AnyPath, *, without_data: bool = False, on_progress: OnStudy | None = None) -> Results:
-    """Compare the runs of a study again, and write its report.
+    """Compare the runs of a study again, and write a new report.
 
     Args:
         folder: folder of a study.
-        without_data: leave out images and captions of the data, and local paths.
+        without_data: leave images and captions of the data, and local paths, out of the report.
         on_progress: called as by `run_study`.
 
     Raises:
@@ -362,7 +366,7 @@ def report(folder: AnyPath, *, without_data: bool = False, on_progress: OnStudy 
 
 @dataclass(frozen=True)
 class WorkedRun:
-    """The last state of a run that a worker took."""
+    """A run that a worker took, and its last state."""
 
     arm: str
     seed: int
@@ -376,7 +380,7 @@ class Worked:
     folder: str
     runs: list[WorkedRun]
     spent: bool
-    """Whether the rest is left to a new process: GPU memory ran out in this one, or its GPU failed."""
+    """Whether the other runs need a new process, because GPU memory ran out or the GPU failed in this process."""
 
     @property
     def done(self) -> int:
@@ -392,19 +396,19 @@ def work(
     jobs: AnyJobs | None = None,
     on_progress: OnStudy | None = None,
 ) -> Worked:
-    """Run what is left of a study, beside any number of other workers; end when nothing is left.
+    """Take and train the remaining runs of a study until none is left. Any number of workers can share a study.
 
     Args:
         folder: folder of a study.
-        run: only this run, by its hash or the beginning of it; also one that failed.
-        wait: wait for the runs of other workers, which may die, and for the next look.
-        expiry: a worker that cannot write for so long loses its run to another; as 120s.
-        jobs: runs at a time: a number, or auto for as many as fit and raise the throughput; by default auto on a GPU,
-            1 on a CPU.
+        run: take only the run with this hash, or a hash that begins so, even if the run has failed before.
+        wait: wait while other workers run, to take over runs of a worker that dies, and for the next interim analysis.
+        expiry: time without a sign of life, such as 120s, after which a worker loses its run to another worker.
+        jobs: number of runs at a time, or auto: as many as fit into memory and raise the throughput; by default auto
+            on a GPU, 1 on a CPU.
         on_progress: called as by `run_study`.
 
     Raises:
-        UserError: the folder holds no study, or it cannot be trained or scored here.
+        UserError: the folder holds no study, or the study cannot be trained or scored on this machine.
     """
     from tintype.study.costs import parse_duration
     from tintype.study.lab import work_on_study
@@ -437,13 +441,13 @@ def launch(
     Args:
         folder: folder of a study, which all machines share.
         on: where to start workers: slurm, ray, or ssh:HOST,HOST.
-        workers: workers; with ssh, on each machine.
-        gpus_per_worker: GPUs of each worker.
-        jobs: runs of each worker at a time: a number, or auto; by default auto on a GPU, 1 on a CPU.
-        time: time limit of a worker with slurm, as 4h: it then saves and is queued again.
-        partition: partition of slurm.
-        address: address of a Ray cluster; by default the one that Ray finds, or this machine.
-        on_line: called with each line at once; workers of Ray end with this call.
+        workers: number of workers; with ssh, number of workers on each machine.
+        gpus_per_worker: number of GPUs of each worker.
+        jobs: number of runs at a time of each worker, or auto; by default auto on a GPU, 1 on a CPU.
+        time: with slurm: time limit of a worker, such as 4h; the worker then saves its runs and is queued again.
+        partition: with slurm: partition to queue the workers in.
+        address: with ray: address of the cluster; by default the cluster that Ray finds, or else this machine.
+        on_line: called at once with each line that is later returned. Workers of Ray end when this call ends.
 
     Returns:
         One line for each worker that was started or has ended.
@@ -480,20 +484,19 @@ def replicate(
     dry_run: bool = False,
     on_progress: OnStudy | None = None,
 ) -> Results | PlannedReplication:
-    """Hold each verdict of a study against fresh seeds: it holds, is open, or is contradicted.
+    """Test each verdict of a study on fresh seeds. The verdict then holds, stays open, or is contradicted.
 
     Args:
         folder: folder of a study.
-        seeds: fresh seeds for each arm with a verdict, and for the baseline.
-        jobs: runs at a time: a number, or auto for as many as fit and raise the throughput; by default auto on a GPU,
-            1 on a CPU.
-        from_: run nothing: take the fresh runs of this finished study of the same plans (the number of seeds does not
-            count).
+        seeds: number of fresh seeds for each arm with a verdict, and for the baseline.
+        jobs: number of runs at a time, or auto: as many as fit into memory and raise the throughput; by default auto
+            on a GPU, 1 on a CPU.
+        from_: train no runs; take the fresh runs from this finished study of the same plans. --seeds is then ignored.
         dry_run: show the verdicts, the number of fresh runs and their time, and stop.
         on_progress: called as by `run_study`.
 
     Returns:
-        The results of the study with what fresh seeds show, or the plan of a dry run.
+        The results of the study, with the outcome of each tested verdict. With `dry_run`, the planned runs.
 
     Raises:
         UserError: the study has no verdict, or was replicated before with other seeds.
@@ -521,7 +524,7 @@ def _planned_replication(planned: ReplicationPlan, jobs: Jobs, progress: StudyPr
     from tintype.study.preview import PlannedReplication
     from tintype.study.supervisor import most_of
 
-    tuned = planned.study.settings.model_copy(update={"tune": {}})  # the study's own choices are used
+    tuned = planned.study.settings.model_copy(update={"tune": {}})  # the values that the study chose are used
     fresh = replace(planned.study, settings=tuned)
     with progress.phase("estimating the time", NOT_MEASURED):
         cost = cost_of(
@@ -561,24 +564,25 @@ def propose(
     dry_run: bool = False,
     on_progress: OnStudy | None = None,
 ) -> Proposal | list[Proposal]:
-    """Propose one more arm to a study: run the seeds that it needs, and answer keep, drop or more seeds needed.
+    """Propose a new arm for a study: train the seeds that it needs, and answer keep, drop or more seeds needed.
 
     Args:
         folder: folder of a study that was run.
-        arm: what to try: NAME=PARTS, the parts techniques or key.path=value, joined by ' + '. Without it, list all
-            proposals.
-        jobs: runs at a time: a number, or auto for as many as fit and raise the throughput; by default auto on a GPU,
-            1 on a CPU.
-        budget: time that this may take, as 45m: a look begins only where it is expected to fit.
-        looks: seeds at each look, as 4,8,16; with the first proposal to a study only.
-        dry_run: show what it would take and spend, and stop.
+        arm: arm to try: NAME=CHANGES, where the changes are techniques or key.path=value, joined by ' + '. Without an
+            arm, list all proposals.
+        jobs: number of runs at a time, or auto: as many as fit into memory and raise the throughput; by default auto
+            on a GPU, 1 on a CPU.
+        budget: time limit of this command, such as 45m: an interim analysis (look) begins only if it is expected to
+            end in time.
+        looks: number of seeds at each interim analysis (look), such as 4,8,16; only with a study's first proposal.
+        dry_run: show the number of runs, their time and the error rate that the proposal would spend, and stop.
         on_progress: called as by `run_study`.
 
     Returns:
-        The `answer` with its `reason` and `comparisons`, or without an arm all proposals, oldest first.
+        The `answer` with its `reason` and `comparisons`. Without an arm, all proposals, oldest first.
 
     Raises:
-        UserError: the study has no baseline to compare with, or the arm changes nothing or has a name that is taken.
+        UserError: the study has no baseline to compare with, or the arm changes nothing or has a name that is in use.
     """
     from tintype.study.costs import parse_duration
     from tintype.study.propose import parse_arm, parse_looks, proposals, propose
@@ -588,7 +592,7 @@ def propose(
     if arm is None:
         return proposals(out)
     wanted, budget_s = parse_jobs(jobs), None if budget is None else parse_duration(budget)
-    if not progress.argv:  # a ledger may be gone only where no command is noted that made it
+    if not progress.argv:  # a missing ledger is an error only if a noted command has made one
         progress.argv = ["tintype", "propose", str(out), *shlex.split(rendered(option("arm", arm)))]
     found = propose(out, parse_arm(arm), wanted, progress, budget_s, parse_looks(looks), dry_run)
     if found.signal is not None:
@@ -597,10 +601,10 @@ def propose(
 
 
 def load_results(path: AnyPath) -> Results:
-    """Return the results of a study that was run and reported, from its folder or its results.json.
+    """Load the results of a study that was run and reported, from its folder or its results.json.
 
     Raises:
-        UserError: there are none, or the file is damaged or of another version.
+        UserError: there are no results, or the file is damaged or was written by another version of tintype.
     """
     from tintype.study.results import read_results_file
 
@@ -612,15 +616,15 @@ def load_results(path: AnyPath) -> Results:
 
 
 def compare(*runs: AnyRun) -> SideBySide:
-    """Put two or more runs side by side: what differs in their plans, scores, logged numbers, speed and time.
+    """Compare two or more runs side by side: differences of plans, scores, logged numbers, speed and time.
 
     Args:
-        runs: runs, paths of their folders, or "STUDY:ARM:SEED" for a run of a study. The first is what the others are
-            compared with.
+        runs: runs, paths of their folders, or "STUDY:ARM:SEED" for a run of a study. The first run is the reference
+            for all others.
 
     Returns:
-        `changes` of the plans, `rows()` of the scores, `curves` at steps that all runs logged, and `notes` on what
-        cannot be compared.
+        The `changes` of the plans, `rows()` of the scores, `curves` at steps that all runs logged, and `notes` on
+        numbers that cannot be compared.
 
     Raises:
         UserError: fewer than two runs, the same run twice, or a folder that holds no run.
@@ -631,18 +635,20 @@ def compare(*runs: AnyRun) -> SideBySide:
 
 
 def pool(*studies: AnyPath, arms: Sequence[str] = ()) -> Pooled:
-    """Read several studies of one comparison together: one estimate for each, their mean, and whether they differ.
+    """Pool several studies of one comparison: an estimate from each study, their mean, and whether they differ.
 
     Args:
-        studies: folders of two or more studies of one comparison. An arm is the same in two of them where its plan and
-            the baseline's are, but for the seed; a run counts once.
-        arms: only this arm, by its name in any of the studies (repeatable); by default all that two of them have.
+        studies: folders of two or more studies of one comparison. Two studies share an arm if its plan and the
+            baseline's plan are equal in both, apart from the seed. A run that is in two studies counts once.
+        arms: pool only this arm, by its name in any of the studies (repeatable); by default all arms that at least two
+            studies share.
 
     Returns:
-        `arms`, each with its `metrics`; `rows()` has them as dictionaries; `left_out` says which studies do not fit.
+        The pooled `arms`, each with its `metrics`, also as dictionaries by `rows()`. `left_out` lists the studies that
+        cannot be pooled, with the reason.
 
     Raises:
-        UserError: a study is given twice, has no results, or no two of them have an arm in common.
+        UserError: a study is given twice or has no results, or no two studies share an arm.
     """
     from tintype.study.pooling import pool_studies
 
@@ -662,26 +668,26 @@ def power(
     without: Sequence[str] = (),
     bank: bool = False,
 ) -> PowerPlan:
-    """Compute how many seeds a study needs, from the seed spread of past studies.
+    """Compute how many seeds a new study needs, from the seed spread of past studies.
 
     Args:
         studies: folders or results.json of past studies, or folders of such folders.
         effect: smallest change worth finding: 5% of the baseline's value, or 0.02.
-        seeds: seeds per arm in the new study.
-        metric: only this metric.
-        arms: arms of the new study, its control included; by default those of a single given study, else 3.
+        seeds: number of seeds per arm in the new study.
+        metric: compute it for this metric only.
+        arms: number of arms in the new study, including its control; by default as in a single given study, else 3.
         control: whether one of the arms is the control; by default as in a single given study.
-        resolutions: resolutions of the new study.
-        compare: pairs of arms compared with each other; by default as in a single given study.
+        resolutions: number of resolutions in the new study.
+        compare: number of pairs of arms that are compared with each other; by default as in a single given study.
         without: leave this arm out of the measured seed spread (repeatable).
-        bank: the new study names the past ones in analysis.bank: their baseline runs serve it.
+        bank: the new study names the past studies in analysis.bank, and so reuses their baseline runs.
 
     Returns:
-        `groups` of past studies with one baseline and protocol, each with its `metrics`: `spread`, `power`,
-        `seeds_needed`, and the changes that other numbers of seeds find (`by_seeds`).
+        The `groups` of past studies that share a baseline and a protocol. Each has its `metrics` with `spread`,
+        `power`, `seeds_needed`, and the smallest change that other numbers of seeds find (`by_seeds`).
 
     Raises:
-        UserError: no spread is known from these studies, or a name or a number is not valid.
+        UserError: these studies give no seed spread, or a name or a number is not valid.
     """
     from tintype.study.power import plan_power
 
@@ -692,15 +698,15 @@ def power(
 def status(
     folder: AnyPath, *, watch: bool = False, on_status: Callable[[StudyStatus], None] | None = None
 ) -> StudyStatus:
-    """Show how far a study is: who works on which run, what is done, what failed, and how long the rest takes.
+    """Show the progress of a study: finished, failed and current runs, their workers, and the time left.
 
     Args:
         folder: folder of a study.
-        watch: show it anew every two seconds, until nothing is left.
-        on_status: called with each reading, the last one too.
+        watch: update the status every two seconds, until no run is left.
+        on_status: called with each status, including the last.
 
     Returns:
-        `runs`, each with its `state`, and the time that was spent and is left.
+        The `runs`, each with its `state`, the time spent, and the time left.
 
     Raises:
         UserError: the folder holds no study.
@@ -716,6 +722,6 @@ def status(
 
 
 def study_folder(path: AnyPath) -> Path:
-    """Return the folder of a study, given it or the study.yaml in it."""
+    """Return the folder of a study, given the folder or the study.yaml in the folder."""
     study = Path(path)
     return study.parent if study.name == _STUDY and study.is_file() else study

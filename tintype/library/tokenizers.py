@@ -1,4 +1,4 @@
-"""Tokenizers in Python: train one, compare several, save a tuned one, cache latents; and the packaged scene encoder.
+"""Functions that train, compare and save tokenizers, cache latents, and train the packaged scene encoder.
 
 Heavy modules are imported when they are needed.
 """
@@ -38,19 +38,19 @@ def train_encoder(
     on_progress: Callable[[Progress], None] | None = None,
     interrupt: Interrupt | None = None,
 ) -> TrainedEncoder:
-    """Train the scene encoder anew and measure it. Running it again resumes.
+    """Train tintype's packaged scene encoder again and measure its accuracy. Running it again resumes.
 
     Args:
         out: folder to write to.
         seed: training seed.
-        steps: training steps.
-        batch: images per step.
+        steps: number of training steps.
+        batch: number of images per step.
         device: auto, cpu, cuda or cuda:N.
         on_progress: called at the start and after each step with `step`, `steps`, `loss` and `images_per_s`.
-        interrupt: for a caller that handles signals itself and asks for an end by it.
+        interrupt: an object that lets a caller who handles signals itself stop the training.
 
     Raises:
-        UserError: the folder holds another training.
+        UserError: the folder holds a training with other settings.
     """
     from tintype.evaluation import train_scene_encoder
     from tintype.runtime.machine import choose_device
@@ -70,18 +70,18 @@ def _stopped(step: int) -> StoppedError:
 
 @dataclass(frozen=True)
 class TrainedTokenizer:
-    """A tokenizer that was trained, and its quality."""
+    """A trained tokenizer and its quality."""
 
     folder: Path
     steps: int
     already_done: bool
-    """Whether an earlier call trained it."""
+    """Whether an earlier call had already finished the training."""
     psnr_db: float
-    """Quality of the reconstruction of held-out images."""
+    """PSNR of the reconstructions of held-out images, in dB."""
     held_out: int
     """Number of held-out images."""
     dead_channels: list[int]
-    """Channels of the latents that carry nothing."""
+    """Indices of latent channels that carry no information."""
     notes: list[str]
 
 
@@ -94,19 +94,19 @@ def train_tokenizer(
     on_progress: Callable[[Progress], None] | None = None,
     interrupt: Interrupt | None = None,
 ) -> TrainedTokenizer:
-    """Train a tokenizer on any images. Running it again resumes, or says that it is done.
+    """Train a tokenizer on any images. Running it again resumes, or reports that it is done.
 
     Args:
         out: folder to write to.
         settings: override a setting: steps=2000, vae.channels=8, perceptual.kind=lpips.
-        kind: small-vae, or rae: a decoder of a frozen encoder's tokens.
-        data: scenes (default), or a folder, .tar, .parquet file or store of images.
+        kind: small-vae trains an autoencoder; rae trains a decoder for the tokens of a frozen encoder.
+        data: images to train on: scenes (default), or a folder, .tar, .parquet file or store of images.
         device: auto, cpu, cuda or cuda:N.
         on_progress: called at the start and after each step with `step`, `steps`, `loss` and `images_per_s`.
-        interrupt: for a caller that handles signals itself and asks for an end by it.
+        interrupt: an object that lets a caller who handles signals itself stop the training.
 
     Raises:
-        UserError: a setting is not valid, there are no such images, or the folder holds another training.
+        UserError: a setting is not valid, the images do not exist, or the folder holds another training.
         DivergedError: the loss or the weights are not finite.
     """
     from tintype.config.strict import parse_assignments
@@ -137,16 +137,16 @@ def cache_latents(
     on_progress: OnCount | None = None,
     interrupt: Interrupt | None = None,
 ) -> CachedLatents:
-    """Encode all training images of a plan, for runs with run.latents=disk. Running it again resumes.
+    """Cache the latents of all training images of a plan, for runs with run.latents=disk. Running it again resumes.
 
     Args:
         plan: the plan, or what `load_plan` takes.
-        verify: hash all images again and encode those that have changed.
-        on_progress: called with the number of finished images and of all.
-        interrupt: for a caller that handles signals itself and asks for an end by it.
+        verify: hash all images again, and encode images that have changed.
+        on_progress: called with the number of finished images and the number of all images.
+        interrupt: an object that lets a caller who handles signals itself stop the encoding.
 
     Raises:
-        UserError: the plan's tokenizer has no latents to cache, or its data is not there.
+        UserError: the plan's tokenizer has no latents to cache, or the plan's data is missing.
     """
     from tintype.tokenizer_lab.fill_cache import fill_cache
 
@@ -155,7 +155,7 @@ def cache_latents(
 
 
 def save_tokenizer(run: AnyRun, out: AnyPath, *, device: str | None = None) -> SavedTokenizer:
-    """Save the autoencoder that a run has tuned as a frozen tokenizer, for other plans.
+    """Save the autoencoder that a run has tuned, as a frozen tokenizer for other plans.
 
     Args:
         run: folder of a run that tuned its tokenizer (technique repa-e).
@@ -181,15 +181,15 @@ def compare_tokenizers(
     """Compare tokenizers on any images in one HTML file: quality, compression, speed and latents.
 
     Args:
-        tokenizers: kinds (pixels, small-vae:folder=DIR) or folders of trained tokenizers.
+        tokenizers: tokenizers to compare: kinds (pixels, small-vae:folder=DIR) or folders of trained tokenizers.
         out: folder to write to.
         settings: override a setting: size_px=256, count=512, "encoders=[inception]".
-        data: scenes, or a folder, .tar, .parquet file or store of images.
+        data: images to compare on: scenes, or a folder, .tar, .parquet file or store of images.
         device: auto, cpu, cuda or cuda:N.
-        on_progress: called with what is done, the number of finished images and of all.
+        on_progress: called with the current activity, the number of finished images and the number of all images.
 
     Raises:
-        UserError: a tokenizer or a setting is not valid, or there are no such images.
+        UserError: a tokenizer or a setting is not valid, or the images do not exist.
     """
     from tintype.config.strict import parse_assignments
     from tintype.runtime.machine import choose_device
