@@ -1,6 +1,6 @@
-"""The command line. A user error prints one message and exits with 2, a diverged run with 3.
+"""The command line. The exit code is 2 after a user error, 3 after a diverged run, and 130 or 143 after a signal.
 
-An interrupted command exits with 130 or 143.
+A user error prints one message.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import typer
 from safetensors import SafetensorError
 
 import tintype
-from tintype.cli import commands  # noqa: F401 (it adds them)
+from tintype.cli import commands  # noqa: F401 (the import adds the commands)
 from tintype.cli.options import Plugins
 from tintype.cli.shared import LAUNCHED, app, console, named_command
 from tintype.errors import UserError
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def _run_command() -> None:
-    """Run the command; it ends by SystemExit."""
+    """Run the command, which ends by raising SystemExit."""
     try:
         if LAUNCHED in os.environ:
             _run_as_rank()
@@ -56,11 +56,14 @@ def _run_command() -> None:
     except Exception:
         if (number := came()) is None:
             raise
-        leave(number, NOTHING_HARMED)  # a library made another error of `Interrupted`
+        leave(number, NOTHING_HARMED)  # a library turned `Interrupted` into another error
 
 
 def _run_as_rank() -> None:
-    """Run the command as one of several ranks, of which the first prints. Torch is imported early, to join them."""
+    """Run the command as one of several ranks. Only the first rank prints.
+
+    Torch is imported early, to join the process group.
+    """
     from tintype.runtime import dist as world
 
     with world.joined() as ranks:
@@ -82,7 +85,7 @@ def _run(say_error: Callable[[str], None]) -> None:
         sys.exit(exit_code(error))
     except BrokenPipeError:
         sys.exit(141)
-    except (OSError, SafetensorError) as error:  # a full disk, a missing permission: nothing that was whole is lost
+    except (OSError, SafetensorError) as error:  # a full disk or a missing permission: no complete file is lost
         name = f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         say_error(f"{reason}{name}. Fix this, then run the same command again to resume")
@@ -106,4 +109,4 @@ def options(
     ] = False,
     plugin: Plugins = [],  # noqa: B006
 ) -> None:
-    pass  # `Commands` loads the plugins, also those that are named after the command
+    pass  # `Commands` loads all plugins, including those whose option comes after the command

@@ -1,4 +1,4 @@
-"""All commands, in the order of `--help`: each is a function of the library, and a view that shows what it returns."""
+"""All commands, in the order of `--help`. Each calls a function of the library, and a view shows the result."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def show_schema(
     command: Annotated[str, Argument(help="Name of a command, as 'ablate' or 'plan show'")],
     json_: options.Json = False,
 ) -> None:
-    """Print the JSON schema of what a command writes with --json."""
+    """Print the JSON schema of the document that a command writes with --json."""
     from tintype.cli.schemas import schema_of
 
     with as_document(json_):

@@ -1,4 +1,4 @@
-"""Shell completion of names. Torch is not imported: a key press must not take seconds."""
+"""Shell completion of names. Torch is not imported, since its import takes seconds at every press of the tab key."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def preset_names(incomplete: str) -> list[tuple[str, str]]:
 
 
 def technique_names(incomplete: str) -> list[tuple[str, str]]:
-    """Return the techniques with the first line of their files, `name: what it does`."""
+    """Return the techniques, each with the description from the first line of its file, `name: description`."""
     files = [file for file in sorted(TECHNIQUES.glob("*.py")) if file.stem not in _NO_TECHNIQUES]
     return _matching({file.stem.replace("_", "-"): _summary(file) for file in files}, incomplete)
 
@@ -36,7 +36,7 @@ def _packaged(kind: str, incomplete: str) -> list[tuple[str, str]]:
 
 
 def _matching(described: Mapping[str, str], incomplete: str) -> list[tuple[str, str]]:
-    """Return names with a description that fits on one line, which shells need."""
+    """Return the matching names with their descriptions, shortened to one line as shells require."""
     found = {name: words for name, words in described.items() if name.startswith(incomplete)}
     return [(name, textwrap.shorten(words, _WIDTH, placeholder=" ...")) for name, words in found.items()]
 

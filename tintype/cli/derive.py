@@ -1,10 +1,11 @@
-"""Commands made of the library's functions: options from the signature, their help from the docstring.
+"""Derive commands from the library's functions: options from a function's signature, help from its docstring.
 
-A positional parameter is an argument, a keyword is an option, and `*settings` is `--set`. A plan is given as a recipe
-with `--set` and `--technique`, and a run as a folder with `--arm` and `--arm-seed`. A function that has `arm` and
-`seed` itself takes a folder in place of a recipe too, and chooses a run of it. Callbacks, interrupts and the words of
-the command line (`argv`) are no options: the command's `View` gives them, and shows the result. With `--json` the
-result is the document.
+A positional parameter becomes an argument, a keyword parameter an option, and `*settings` becomes `--set`. A plan is
+given as a recipe with `--set` and `--technique`, and a run as a folder with `--arm` and `--arm-seed`. If a function has
+the parameters `arm` and `seed`, a folder can be given in place of a recipe, and the function chooses a run from it.
+
+Callbacks, interrupts and the words of the command line (`argv`) are not options. The command's `View` passes them to
+the function, and shows the result. With `--json`, the command writes the result as JSON.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ _COMPLETED: Mapping[str, Callable[[str], list[tuple[str, str]]]] = {
     "first": complete.recipe_names,
     "second": complete.recipe_names,
 }
-"""Parameters whose values a shell completes."""
+"""For each parameter whose values a shell can complete: the function that lists the values."""
 _Expanded: TypeAlias = dict[str, inspect.Parameter]
 
 
 @dataclass(frozen=True)
 class Derived:
-    """A command and the function that it calls."""
+    """A command, with the names of the function that it calls and of its view."""
 
     command: str
     function: Callable[..., Any]
@@ -57,17 +58,17 @@ class Derived:
 
     @property
     def view(self) -> type[View[Any]]:
-        """Return the class of its view; heavy modules are imported."""
+        """Import and return the class of the command's view. This imports heavy modules."""
         found: type[View[Any]] = _loaded(_TERMINAL, self.view_place) if self.view_place else View
         return found
 
 
 COMMANDS: dict[str, Derived] = {}
-"""Commands that are made of functions, by their names such as `data import`."""
+"""All derived commands, by their names such as `data import`."""
 
 
 def command(app: App, name: str, function: str, view: str = "") -> None:
-    """Add a command that calls a function of the library, given as `module:name`, and shows its result by a view."""
+    """Add a command. It calls a function of the library and shows the result by a view, both given as `module:name`."""
     called = _loaded(_LIBRARY, function)
     derived = Derived(f"{app.path}{name}", called, view)
     words = _Words(inspect.getdoc(called) or "")
@@ -104,7 +105,7 @@ def _loaded(room: str, place: str) -> Any:
 
 
 class _Words:
-    """The parts of a docstring that a command shows."""
+    """The summary and the arguments in a docstring, which a command shows as help."""
 
     def __init__(self, text: str) -> None:
         lead, _, rest = text.partition("\nArgs:\n")
@@ -122,12 +123,12 @@ class _Words:
 
 
 def _is_call(one: inspect.Parameter) -> bool:
-    """Return whether a view gives this parameter, and not the user."""
+    """Return whether the view passes this parameter, rather than the user."""
     return one.name.startswith("on_") or one.name in ("interrupt", "consent", "argv")
 
 
 def _expanded(one: inspect.Parameter, function: Any, words: _Words) -> _Expanded:
-    """Return the parameters of the command that stand for one of the function."""
+    """Return the parameters of the command from which one parameter of the function is made."""
     kind = _without_none(evaluated(one.annotation, function))
     if _chooses(function) and one.name in _CHOICE:
         return _named(**{"arm_seed" if one.name == "seed" else one.name: _CHOICE[one.name]})
@@ -148,19 +149,19 @@ _CHOICE = {"arm": (options.Arm, None), "seed": (options.ArmSeed, None)}
 
 
 def _chooses(function: Any) -> bool:
-    """Return whether a function chooses a run by itself, in the folder of a study."""
+    """Return whether a function itself chooses a run from the folder of a study, by `arm` and `seed`."""
     return _CHOICE.keys() <= inspect.signature(function).parameters.keys()
 
 
 def _without_none(kind: Any) -> Any:
-    """Return a union without None."""
+    """Return the type without None, if it is a union with None."""
     if get_origin(kind) in (Union, UnionType):
         return Union[tuple(one for one in get_args(kind) if one is not NoneType)]  # noqa: UP007
     return kind
 
 
 def _named(**given: Any) -> _Expanded:
-    """Return parameters by name, each an annotation or one with a default."""
+    """Return parameters by name. Each is given as an annotation, or as a pair of annotation and default."""
     pairs = {name: one if isinstance(one, tuple) else (one, inspect.Parameter.empty) for name, one in given.items()}
     keyword = inspect.Parameter.KEYWORD_ONLY
     return {
@@ -170,7 +171,7 @@ def _named(**given: Any) -> _Expanded:
 
 
 def _parameter(one: inspect.Parameter, kind: Any, help: str) -> inspect.Parameter:
-    """Return the argument or option of one parameter."""
+    """Return the parameter of the command, an argument or an option, for one parameter of the function."""
     typed = _typed(kind)
     given: dict[str, Any] = {"help": help, "autocompletion": _COMPLETED.get(one.name), **_limits(kind)}
     many = get_origin(typed) is list
@@ -187,14 +188,14 @@ def _parameter(one: inspect.Parameter, kind: Any, help: str) -> inspect.Paramete
 
 
 def _option_of(name: str, many: bool) -> str:
-    """Return the name of an option; a list is given one by one, so its option is singular."""
+    """Return the name of an option. The name for a list is singular, since the option is repeated for each value."""
     return (name.removesuffix("s") if many else name.removesuffix("_")).replace("_", "-")
 
 
 def evaluated(annotation: Any, function: Any, names: Mapping[str, object] = MappingProxyType({})) -> Any:
-    """Return the type of an annotation, which is text; forward references within it stay as they are.
+    """Return the type that an annotation's text stands for. Forward references within the annotation are not resolved.
 
-    `names` are known beside those of the function's module.
+    `names` adds names to those of the function's module.
     """
     if not isinstance(annotation, str):
         return annotation
@@ -202,7 +203,7 @@ def evaluated(annotation: Any, function: Any, names: Mapping[str, object] = Mapp
 
 
 def _evaluated(node: ast.expr, names: Mapping[str, Any]) -> Any:
-    """Return the type of names, attributes, unions and subscripts; nothing else is evaluated."""
+    """Return the type of an expression of names, attributes, unions and subscripts. Refuse anything else."""
     match node:
         case ast.Constant(value):
             return value
@@ -218,13 +219,13 @@ def _evaluated(node: ast.expr, names: Mapping[str, Any]) -> Any:
             return tuple(_evaluated(one, names) for one in inner)
         case ast.List(inner):
             return [_evaluated(one, names) for one in inner]
-        case ast.Call(made, given, []):  # a bound, as Ge(1)
+        case ast.Call(made, given, []):  # a bound, such as Ge(1)
             return _evaluated(made, names)(*(_evaluated(one, names) for one in given))
     raise TypeError(f"no type is written as {ast.unparse(node)}")
 
 
 def _typed(kind: Any) -> Any:
-    """Return the type that the command line reads: a path for what may be text or a path, a list for a sequence."""
+    """Return the type that the command line parses: a path for text or a path, a list for a sequence."""
     if get_origin(kind) is Annotated:
         return _typed(get_args(kind)[0])
     if kind in (kinds.AnyStudy, kinds.AnyRun, kinds.AnySource):
@@ -244,7 +245,7 @@ def _typed(kind: Any) -> Any:
 
 
 def _limits(kind: Any) -> dict[str, Any]:
-    """Return the bounds of a number."""
+    """Return the bounds of a number as keyword arguments of an option."""
     found: dict[str, Any] = {}
     for one in (kind, *get_args(kind)):
         for bound in getattr(one, "__metadata__", ()):
@@ -260,7 +261,7 @@ def _limits(kind: Any) -> dict[str, Any]:
 def _given(
     signature: inspect.Signature, expanded: Mapping[str, _Expanded], given: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Return the positional and the named arguments of the function."""
+    """Return the positional and the keyword arguments with which to call the function."""
     positional: list[Any] = []
     named: dict[str, Any] = {}
     for name, parameters in expanded.items():
@@ -282,7 +283,7 @@ def _given(
 
 
 def _plan_or_place(place: str, assignments: list[str], techniques: list[str]) -> Plan | str:
-    """Return the plan of a recipe with changes; without any, what was given."""
+    """Return the plan of a recipe with changes. Without changes, return the given name or path."""
     if not assignments and not techniques:
         return place
     if Path(place).is_dir():

@@ -1,4 +1,4 @@
-"""Options and arguments that several commands have."""
+"""Options and arguments that several commands share."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ AnyPlan = Annotated[
 
 
 def folder_of(study: Path) -> Path:
-    """Return the folder of a study, given it or the study.yaml in it."""
+    """Return the folder of a study, given the folder or the study.yaml in the folder."""
     return study.parent if study.name == "study.yaml" and study.is_file() else study
 
 

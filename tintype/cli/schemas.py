@@ -1,4 +1,4 @@
-"""JSON schemas of what commands write with `--json`: derived from the types of their results."""
+"""JSON schemas of the documents that commands write with `--json`, derived from the types of their results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tintype.terminal.view import View
 
 
 def _result_type(one: Derived) -> Any:
-    """Return the type of a command's document: what its view makes of the result, or else the result itself."""
+    """Return the type of a command's document: the type that its view's `document` returns, or the result's type."""
     own = one.view.document is not View.document
     function: Any = one.view.document if own else one.function
     returned = function.__annotations__["return"]
@@ -24,13 +24,13 @@ def _result_type(one: Derived) -> Any:
 
 
 def document_type(command: str) -> TypeAdapter[Any]:
-    """Return what a command writes: its result, or an error."""
+    """Return the type of the document that a command writes: its result, or an error."""
     found: Any = _result_type(COMMANDS[command]) if command in COMMANDS else dict[str, Any]  # a schema
     return TypeAdapter(found | documents.ErrorDocument)
 
 
 def schema_of(command: str, known: list[str]) -> dict[str, Any]:
-    """Return the JSON schema of a command's document. `known` are all commands."""
+    """Return the JSON schema of a command's document. `known` lists the names of all commands."""
     if command not in known:
         raise UserError(f"unknown command '{command}'", nearest(command, known))
     found = document_type(command).json_schema(mode="serialization")

@@ -1,4 +1,4 @@
-"""The application, its console, and what several commands do with their options."""
+"""The command-line application, its console, and functions on options that several commands share."""
 
 from __future__ import annotations
 
@@ -26,17 +26,20 @@ if TYPE_CHECKING:
 
 S = TypeVar("S", bound="Settings")
 LAUNCHED = "TORCHELASTIC_RUN_ID"
-"""In the environment of processes that `torchrun` started; `world.launched` would import torch for every command."""
+"""Environment variable of processes that `torchrun` started. `world.launched` would import torch for every command."""
 _WRITTEN = ("out", "save_reference")
-"""Parameters of commands that name what is written."""
+"""Parameters of commands that name a file or folder to write."""
 _SHARED_BY_RANKS = ("train", "sample", "evaluate", "ema", "audit", "tokenizer cache")
-"""Commands whose work ranks share; all others run as one process."""
+"""Commands whose work several ranks share. All other commands run as one process."""
 _UsageError: Any = typer.BadParameter.__mro__[2]
-"""Base of all errors of the command line itself; where it is defined differs between versions of typer."""
+"""Base class of all errors of command-line syntax. Its module differs between versions of typer."""
 
 
 class Commands(TyperGroup):
-    """A group of commands whose help lists each with its whole first sentence. Few of them run under `torchrun`."""
+    """A group of commands. Its help lists each command with its full first sentence.
+
+    Under `torchrun`, it refuses commands whose work ranks cannot share.
+    """
 
     def main(
         self,
@@ -47,7 +50,7 @@ class Commands(TyperGroup):
         windows_expand_args: bool = True,
         **extra: Any,
     ) -> Any:
-        """Run a command. With `--json`, mistakes in the command line are a document too."""
+        """Run a command. With `--json`, errors in the command line are written as JSON too."""
         given = sys.argv[1:] if args is None else list(args)
         as_document = standalone_mode and "--json" in given
         run = functools.partial(super().main, args, prog_name, complete_var, windows_expand_args=windows_expand_args)
@@ -70,7 +73,7 @@ class Commands(TyperGroup):
             alone(f"tintype {path}")
         if ctx.parent is None:
             files, rest = _take_plugins(rest)
-            if not ctx.resilient_parsing:  # a shell that completes words runs no code of the user
+            if not ctx.resilient_parsing:  # shell completion must not run the user's code
                 load_plugins([*map(Path, ctx.params.get("plugin") or ()), *files])
         return name, command, rest
 
@@ -82,28 +85,28 @@ class Commands(TyperGroup):
 
 
 class App(typer.Typer):
-    """An application, or a group of its commands."""
+    """A command-line application, or a group of its commands."""
 
     path = ""
-    """Name of the group with a space; empty for the application."""
+    """Name of the group followed by a space. Empty for the application."""
 
 
 @contextmanager
 def as_document(asked: bool) -> Iterator[None]:
-    """Write one document to stdout and nothing else, if that is asked for by `--json`."""
+    """Write one JSON document and nothing else to stdout, if `--json` is given."""
     with answers.one_document(lambda: console.quiet) if asked else nullcontext():
         yield
 
 
 def refuse_unwritable(options: Mapping[str, object]) -> None:
-    """Refuse options that name what nothing can be written to."""
+    """Raise if an option names a path that cannot be written to."""
     for name in _WRITTEN:
         if isinstance(path := options.get(name), Path):
             _refuse_unwritable(f"--{name.replace('_', '-')}", path)
 
 
 def _refuse_unwritable(option: str, path: Path) -> None:
-    """Refuse a path that nothing can be written to before hours of work. Its folders may be missing."""
+    """Raise before hours of work if a path cannot be written to. The folders of the path may be missing."""
     there = next(one for one in (path, *path.absolute().parents) if os.path.exists(one))  # noqa: PTH110 (never raises)
     if there != path and not there.is_dir():
         raise UserError(f"{option} {path}: {there} is a file, and holds no others", f"choose another {option}")
@@ -115,7 +118,7 @@ app = App(
     cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # its markup would eat the brackets of encoders=[clip]
+    rich_markup_mode=None,  # rich's markup would remove the brackets of encoders=[clip]
     help="Train text-to-image models from scratch and measure which training decisions are worth it.",
 )
 
@@ -123,7 +126,7 @@ console = EncodedConsole(emoji=False)  # `a:b:` is not an emoji
 
 
 def group(name: str, help: str) -> App:
-    """Return a new group of commands, `tintype NAME …`."""
+    """Add and return a new group of commands, `tintype NAME …`."""
     made = App(cls=Commands, no_args_is_help=True, help=help)
     made.path = f"{name} "
     app.add_typer(made, name=name)
@@ -138,7 +141,7 @@ def plan_of(recipe: str, assignments: list[str], technique_specs: list[str]) -> 
 
 
 def run_of(folder: Path, arm: str | None, seed: int | None) -> Path:
-    """Return the folder of a run: this one, or that of an arm of the study in it."""
+    """Return the folder of a run: the given folder, or a run of an arm if the given folder is a study."""
     from tintype.library.runs import load_run
 
     run = load_run(folder, arm, seed)
@@ -147,7 +150,7 @@ def run_of(folder: Path, arm: str | None, seed: int | None) -> Path:
 
 
 def load_plugins(files: list[Path]) -> None:
-    """Load the files of `--plugin`, and those that the environment names."""
+    """Load the plugin files of `--plugin`, and the plugin files that the environment variable names."""
     if files or os.environ.get("TINTYPE_PLUGINS"):  # `plugins.load.VARIABLE`: most commands need no import of it
         from tintype.plugins.load import load_environment, load_files
 
@@ -156,7 +159,7 @@ def load_plugins(files: list[Path]) -> None:
 
 
 def _take_plugins(words: list[str]) -> tuple[list[Path], list[str]]:
-    """Return the files of `--plugin` among the words after a command, and the other words."""
+    """Split the words after a command into the files of `--plugin` and all other words."""
     files: list[Path] = []
     others: list[str] = []
     rest = iter(words)
@@ -175,13 +178,13 @@ def _take_plugins(words: list[str]) -> tuple[list[Path], list[str]]:
 
 
 def named_command(words: Sequence[str]) -> str:
-    """Return the command and what it works on, up to its first option, by which a log names it."""
+    """Return the command and its arguments up to the first option. Logs name the command so."""
     _, others = _take_plugins(list(words))
     return textwrap.shorten(shlex.join(["tintype", *takewhile(lambda word: not word.startswith("-"), others)]), 100)
 
 
 def command_names() -> list[str]:
-    """Return the names of all commands, without groups, as `plan show`."""
+    """Return the full names of all commands, such as `plan show`. Groups alone are left out."""
     return list(_names(typer.main.get_command(app)))
 
 

@@ -1,1 +1,1 @@
-"""A local page for a folder of runs and studies: server-rendered HTML, one small script, one event stream a page."""
+"""Web pages for a folder of runs and studies: HTML rendered on the server, a small script, an event stream per page."""

@@ -1,4 +1,4 @@
-"""Curves of many runs, for a page: the mean over the seeds of each arm, and their range, in bins of steps."""
+"""Training curves of many runs, for a page: mean and range over the seeds of each arm, in bins of steps."""
 
 from __future__ import annotations
 
@@ -21,16 +21,18 @@ from tintype.train.record import RunRecord
 
 BINS = 120
 FIRST = ("flow", "validation_loss", "grad_norm", "loss", "images_per_s", "lr")
-"""The curves that are listed first, in this order."""
+"""Names of the curves that a page lists first, in this order."""
 Band: TypeAlias = list[tuple[float | None, ...]]
-"""(step, seconds, mean, lowest, highest, operations) of each bin that has values. Seconds are None in stored curves,
-operations where they are not counted."""
+"""(step, seconds, mean, lowest, highest, operations) of each bin that has values.
+
+Seconds are None in stored curves. Operations are None if they were not counted.
+"""
 _Bins: TypeAlias = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 @dataclass(frozen=True)
 class RunPlace:
-    """A run that a page shows, and where its files are. The folder may not be there yet."""
+    """A run that a page shows, with the folder of its files. The folder may not exist yet."""
 
     arm: str
     seed: int
@@ -40,7 +42,7 @@ class RunPlace:
 
 
 class Curves:
-    """The logs of all runs of a page."""
+    """The training curves of all runs of a page, read from their logs."""
 
     def __init__(self, runs: Sequence[RunPlace]) -> None:
         self.runs = list(runs)
@@ -48,18 +50,21 @@ class Curves:
         self.events = {run.hash: EventsLog(RunRecord(run.folder).events_file) for run in runs}
         self.steps: float = max((run.steps for run in runs), default=1)
         self.versions = {run.arm: 0 for run in runs}
-        """How often each arm has changed."""
+        """Number of times that the curves of each arm have changed."""
         self.events_version = 0
         self.problems: dict[str, str] = {}
-        """Why the logs of a run are not read, by its hash."""
+        """The error for each run whose logs cannot be read, by the run's hash."""
         self._next = 0
         self._lock = threading.Lock()
-        """One thread reads the files, others ask for bands."""
+        """Lock between the thread that reads the files and the threads that call `band`."""
         self._binned: dict[tuple[str, str], tuple[int, _Bins]] = {}
         self.flops = Flops()
 
     def read(self, budget_s: float = 0.25) -> bool:
-        """Read what is new, in turn, until all runs are read or the budget is spent; return whether all were read."""
+        """Read the new lines of the runs' logs, one run after the other, for at most `budget_s` seconds.
+
+        Return whether all runs were read. The next call continues with the next run.
+        """
         end = time.monotonic() + budget_s
         for _ in range(len(self.runs)):
             run = self.runs[self._next % len(self.runs)]
@@ -80,7 +85,10 @@ class Curves:
             self.problems.pop(run.hash, None)
 
     def names(self) -> list[str]:
-        """Return the names of all curves, the usual ones first; no loss that is the same numbers as the objective's."""
+        """Return the names of all curves, those in `FIRST` first.
+
+        The curve `loss` is left out if the objective is the only loss, since it would equal the curve `flow`.
+        """
         with self._lock:
             logs = list(self.metrics.values())
             found = dict.fromkeys(name for log in logs for name in log.series)
@@ -89,19 +97,22 @@ class Curves:
         return [*(name for name in FIRST if name in found), *sorted(set(found) - set(FIRST))]
 
     def band(self, arm: str, name: str) -> Band:
-        """Return the mean and the range over an arm's seeds."""
+        """Return the mean and the range of a curve over an arm's seeds."""
         with self._lock:
             rows = [bins for run in self.runs if run.arm == arm and (bins := self._bins(run.hash, name)) is not None]
         until = self.flops.costs.get(arm)
         return _band(rows, self.steps, until.flops_until if until else None) if rows else []
 
     def counted(self, arm: str) -> None:
-        """Note that an arm's operations are counted: its curves are sent again."""
+        """Mark an arm's curves as changed after its operations were counted, so that pages get them again."""
         with self._lock:
             self.versions[arm] += 1
 
     def _bins(self, run: str, name: str) -> _Bins | None:
-        """Return the values and seconds of a run's curve in each bin, NaN where it has none; kept until it grows."""
+        """Return the values and seconds of a run's curve in each bin, cached until the curve grows.
+
+        A bin without a value is NaN.
+        """
         log = self.metrics[run]
         if name not in log.series:
             return None
@@ -112,7 +123,7 @@ class Curves:
         return known[1]
 
     def event_steps(self) -> list[tuple[float, str, str]]:
-        """Return (step, kind, arm) of the events that belong on the axis, at most a hundred."""
+        """Return (step, kind, arm) of the events to mark on the axis of steps, at most a hundred."""
         with self._lock:
             found = [
                 (step, str(event["event"]), run.arm)
@@ -124,7 +135,7 @@ class Curves:
 
 
 class StoredCurves(Curves):
-    """Curves and events of a study whose runs are gone, as its results keep them."""
+    """Curves and events of a study whose runs were deleted, read from the study's results."""
 
     def __init__(self, runs: Mapping[RunPlace, Run]) -> None:
         super().__init__(list(runs))
@@ -156,7 +167,7 @@ def _band(rows: Iterable[_Bins], steps: float, flops_until: Callable[[float], fl
     with np.errstate(invalid="ignore", over="ignore"):
         means = np.nansum(seconds, 0) / count, np.nanmean(values, 0)
     columns = np.stack([middle, *means, np.nanmin(values, 0), np.nanmax(values, 0)])
-    columns = columns[:, np.isfinite(columns).all(0)]  # a sum of large values may not be
+    columns = columns[:, np.isfinite(columns).all(0)]  # the sum of large values may overflow
     points = [[float(f"{number:.6g}") for number in point] for point in columns.T]
     timed = not np.isnan(seconds).all()  # stored curves have no seconds
     return [

@@ -1,4 +1,4 @@
-"""The runs and studies in a folder."""
+"""Find the runs and studies in a folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tintype.train.record import CHECKPOINTS, EVALUATION, KEPT, SNAPSHOTS, RunRe
 _DEEPEST = 6
 _MOST_FOLDERS = 20_000
 _INNER = (CHECKPOINTS, EVALUATION, SNAPSHOTS, KEPT, "leases", "runs", "replication")
-"""Folders of runs and studies that hold no others, or those of a study, which its own page shows."""
+"""Folders inside runs and studies that are not searched: the page of the study shows the runs in them, if any."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class FoundStudy:
 
 @dataclass(frozen=True)
 class FoundRun:
-    """A run that belongs to no study in the served folder, or a pipeline of diffusers."""
+    """A pipeline of diffusers, or a run that does not belong to a study in the served folder."""
 
     path: str
     has_weights: bool
@@ -42,7 +42,7 @@ def is_study(folder: Path) -> bool:
 
 
 def is_pipeline(folder: Path) -> bool:
-    """Return whether a folder is a pipeline of diffusers with a transformer."""
+    """Return whether the folder holds a diffusers pipeline that has a transformer."""
     return (folder / "model_index.json").is_file() and (folder / "transformer").is_dir()
 
 
@@ -51,7 +51,10 @@ def can_sample(folder: Path) -> bool:
 
 
 def find(root: Path) -> tuple[list[FoundStudy], list[FoundRun]]:
-    """Return the studies, and the loose runs and pipelines below a folder, without following links out of it."""
+    """Return the studies below a folder, and the runs and pipelines outside of studies.
+
+    Links that lead out of the folder are not followed.
+    """
     studies, runs, waiting, seen = list[FoundStudy](), list[FoundRun](), [(root, 0)], 0
     while waiting and seen < _MOST_FOLDERS:
         folder, depth = waiting.pop(0)
@@ -78,7 +81,7 @@ def find(root: Path) -> tuple[list[FoundStudy], list[FoundRun]]:
 
 
 def describe(folder: Path, path: str) -> FoundStudy:
-    """Return a study with the name and the question of its file, where that can be read."""
+    """Return a study with the name and the question in its study.yaml, if that file can be read."""
     name, question = folder.name, ""
     try:
         content = read_yaml((folder / STUDY).read_text(encoding="utf-8"), STUDY).data
@@ -90,12 +93,12 @@ def describe(folder: Path, path: str) -> FoundStudy:
 
 
 def is_stored(folder: Path) -> bool:
-    """Return whether a study has its results and no longer its runs, as the ones that are committed."""
+    """Return whether a study has results but no runs any more, like the studies committed to tintype's repository."""
     return not (folder / "runs").is_dir() and (folder / "results.json").is_file()
 
 
 def runs_of(folder: Path, *, sampled: bool) -> list[Path]:
-    """Return the runs of a study; with `sampled` those that have weights to sample from."""
+    """Return the runs of a study. With `sampled`, return only runs that have weights to sample from."""
     runs = folder / "runs"
     found = sorted(runs.iterdir()) if runs.is_dir() else []
     return [run for run in found if is_run(run) and (not sampled or any(RunRecord(run).checkpoints.glob("*")))]

@@ -1,7 +1,7 @@
-"""Operations of runs over steps, as `tintype plan cost` counts them, for the axis of curves.
+"""Operations that a run has computed up to each step, as `tintype plan cost` counts them, for the x axis of curves.
 
-Counting builds the networks without numbers, which takes seconds for a large model. So it is done once a reader asks
-for it, in a thread of its own, and once for plans that differ in their seeds only.
+Counting builds the networks without weights, which takes seconds for a large model. So operations are counted only
+after a reader of the page asks for them, in a separate thread. Plans that differ only in their seeds are counted once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tintype.plan import Plan
 _MOST = 256
 _known: dict[str, PlanCost | str] = {}
 _lock = threading.Lock()
-"""Held while a plan is counted: two pages never count at once."""
+"""Lock held while a plan is counted, so that two pages never count at the same time."""
 
 
 def count(plan: Plan) -> PlanCost | str:
@@ -34,16 +34,16 @@ def count(plan: Plan) -> PlanCost | str:
 
 
 class Flops:
-    """The counted plans of a page, by arm."""
+    """The operations of the plans of a page, by arm."""
 
     def __init__(self) -> None:
         self.costs: dict[str, PlanCost] = {}
         self.missing: dict[str, list[str]] = {}
-        """Parts that are not counted, or the reason why nothing is, by arm."""
+        """By arm: the parts that are not counted, or the reason why the whole plan is not counted."""
         self._asked: frozenset[str] = frozenset()
 
     def ask(self, plans: Mapping[str, Plan], on_counted: Callable[[str], None]) -> None:
-        """Count plans that nobody has asked for, in a thread; `on_counted` gets each arm."""
+        """Count the operations of new plans in a thread. `on_counted` is called with each arm after its count."""
         new = {arm: plan for arm, plan in plans.items() if arm not in self._asked}
         if new:
             self._asked |= set(new)

@@ -1,4 +1,4 @@
-"""The parts of a page that change: rendered on the server, sent when they differ from what a reader has."""
+"""Fragments: the parts of a page that change. The server renders them, and sends a browser those that have changed."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from tintype.study.study import Study
 from tintype.train.record import RunRecord, is_run
 
 Fragments = dict[str, str]
-"""HTML by the id of the element that it fills."""
+"""HTML of each fragment, by the id of the page's element that shows it."""
 _NONE_KEPT: Mapping[str, bytes] = MappingProxyType({})
 _MOST_ROWS = 60
 _MOST_EVENTS = 60
 _MOST_LETTERS = 2000
-"""Letters of an event's details: a path or an error fits."""
+"""Largest number of characters of an event's details. A path or an error message fits."""
 _WORDS: dict[RunState, str] = {
     "done": "done",
     "running": "running",
@@ -52,7 +52,7 @@ _WORDS: dict[RunState, str] = {
 
 
 def page(name: str) -> Template:
-    """Return a template of this room, with the filters of reports."""
+    """Return a template of tintype/serve, with the filters that reports use."""
     filters = {
         "plain": findings.plain,
         "glyph": glyph,
@@ -78,7 +78,7 @@ def study_fragments(
     kept: Mapping[str, bytes] = _NONE_KEPT,
     refused: str = "",
 ) -> Fragments:
-    """Render the parts of a study's page whose content is given."""
+    """Render the fragments of a study's page for which content is given."""
     found: Fragments = {}
     if status is not None and folder is not None:
         found["queue"] = _queue(path, colours, status, folder)
@@ -110,7 +110,7 @@ def stored_fragments(
     curves: Curves,
     kept: Mapping[str, bytes],
 ) -> Fragments:
-    """Render the parts of a study that is kept without its runs: from its results and the images of its report."""
+    """Render the fragments for a study whose runs were deleted, from its results and the images in its report."""
     found = study_fragments(path, colours, results=results, folder=folder, curves=curves, kept=kept)
     runs = [(arm, run) for arm in results.arms for run in arm.runs]
     counts = {state: sum(run.state == state for _, run in runs) for state in get_args(EndState)}
@@ -131,7 +131,7 @@ def _machines(results: StudyResults) -> list[str]:
 
 
 def compare_fragments(compared: SideBySide, paths: Sequence[str], colours: Mapping[str, str]) -> Fragments:
-    """Render the parts of a page of runs side by side."""
+    """Render the fragments of a page that compares runs side by side."""
     runs, values = compared.runs, {"paths": paths, "colours": colours, "compared": compared, "runs": compared.runs}
     facts: dict[str, list[str]] = {
         "state": [run.state for run in runs],
@@ -152,13 +152,13 @@ def compare_fragments(compared: SideBySide, paths: Sequence[str], colours: Mappi
 
 
 def picked_fragments(path: str, folder: Path) -> Fragments:
-    """Render the images that were picked by hand; an empty part where there are none."""
+    """Render the images that a user picked in the playground. The fragment is empty if there are none."""
     picked = [(one, address(path, one.image)) for one in read_picked(folder)]
     return {"picked": _rendered("picked", picked=picked, PICKED_LEAD=LEAD)}
 
 
 def run_fragments(path: str, folder: Path, plan: Plan, curves: Curves) -> Fragments:
-    """Render the parts of a run's page."""
+    """Render the fragments of a run's page."""
     log = next(iter(curves.metrics.values()))
     diverged = RunRecord(folder).failure == "diverged"
     steps, step = plan.train.steps, int(log.last.get("step", 0))
@@ -197,7 +197,7 @@ def _queue(path: str, colours: Mapping[str, str], status: StudyStatus, folder: P
 
 
 def _events(curves: Curves) -> list[dict[str, str]]:
-    """Return the newest events, newest first: when, whose, and what, as text."""
+    """Return the newest events, newest first, each with its time, its run and its description as text."""
     found = [
         (finite(event.get("time")) or 0.0, run, event)
         for run in curves.runs
@@ -223,12 +223,12 @@ def _events(curves: Curves) -> list[dict[str, str]]:
 
 
 def _shortened(text: str) -> str:
-    """Truncate a text that would fill the page; an ellipsis says so."""
+    """Truncate a text that is too long for the page, and mark the end with an ellipsis."""
     return text if len(text) <= _MOST_LETTERS else text[:_MOST_LETTERS] + " …"
 
 
 def _plain(value: object) -> str:
-    """Write a value of an event; a dash for one that is nested too deep to be written."""
+    """Return a value of an event as text, or a dash if the value is nested too deeply."""
     try:
         return findings.plain(value)
     except RecursionError:
@@ -237,7 +237,7 @@ def _plain(value: object) -> str:
 
 @functools.cache
 def static(name: str) -> bytes:
-    """Return the style sheet or the script."""
+    """Return the content of the style sheet or of the script."""
     if name == "style.css":
         return b"\n".join((files("tintype") / file).read_bytes() for file in ("page/style.css", "serve/live.css"))
     return b"\n".join((files("tintype") / file).read_bytes() for file in ("page/marks.js", "serve/live.js"))

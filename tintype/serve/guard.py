@@ -1,8 +1,9 @@
-"""Checks of each request before it is answered: address, token, origin, and paths that stay inside the served folder.
+"""Check each request before it is answered: its host, token and origin, and that its path is in the served folder.
 
-A browser sends requests to this machine for any page that it has open. So the `Host` header must name this server: a
-foreign name that resolves to this machine is refused. Requests that another site started are refused too, and changes
-need the origin of this server. An address other than this machine's own also needs a token.
+Any web page that is open in a browser can make the browser send requests to this machine. So the `Host` header must
+name this server. A foreign name that resolves to this machine is refused. Requests that another site started are
+refused, and requests that change something must come from a page of this server. If other machines can reach the
+server, a request also needs the token.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tintype.study.report.html import SCRIPTS
 
 Headers: TypeAlias = "Mapping[str, str] | Message[str, str]"
 _SAME = ("same-origin", "none")
-"""Values of `Sec-Fetch-Site` of requests that this server's own pages, or the user, started."""
+"""Values of the header `Sec-Fetch-Site` for requests that a page of this server or the user has started."""
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 _ANYWHERE = ("0.0.0.0", "::", "")
 CONTENT_POLICY = (
@@ -35,8 +36,11 @@ REPORT_POLICY = (
     "sandbox allow-scripts; default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
     f"script-src {inline_script(*SCRIPTS)[1]}; frame-ancestors 'none'"
 )
-"""Policy of a stored report, which others may have written. Only the report's own script of this version runs, known by
-its hash, and it runs as if it came from another site."""
+"""Content security policy for a stored report, which somebody else may have written.
+
+A browser runs only the report script of this version of tintype, which it knows by the script's hash. The script has
+no more rights than a script from another site.
+"""
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -45,11 +49,11 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-"""Headers of every answer."""
+"""HTTP headers of every response."""
 
 
 class RefusedError(Exception):
-    """A request that is not answered, with the status and the words that say why."""
+    """Raised for a refused request, with the HTTP status and the reason."""
 
     def __init__(self, status: HTTPStatus, words: str) -> None:
         super().__init__(words)
@@ -57,7 +61,7 @@ class RefusedError(Exception):
 
 
 def is_local(host: str) -> bool:
-    """Return whether an address can be reached from this machine alone."""
+    """Return whether only this machine can reach an address."""
     if host == "localhost":
         return True
     try:
@@ -72,7 +76,7 @@ def new_token() -> str:
 
 @dataclass(frozen=True)
 class Guard:
-    """The rules of one server. `token` is None where requests need none."""
+    """The rules by which one server checks requests. `token` is None if requests need no token."""
 
     host: str
     port: int
@@ -80,7 +84,10 @@ class Guard:
 
     @property
     def cookie(self) -> str:
-        """Return the name of the cookie that keeps the token; ports of one machine share their cookies."""
+        """Return the name of the cookie that holds the token.
+
+        The name contains the port, since servers on all ports of a machine share their cookies.
+        """
         return f"tintype-{self.port}"
 
     def check(self, method: str, target: str, headers: Headers) -> None:
@@ -99,7 +106,7 @@ class Guard:
         except ValueError:
             name, port = "", 0
         if self.host in _ANYWHERE:
-            return  # it has many names, and a token
+            return  # such a server has many names, and needs a token
         names = (*_LOCAL_NAMES, self.host) if is_local(self.host) else (self.host,)
         if name.lower() not in [one.lower() for one in names] or port != self.port:
             raise RefusedError(HTTPStatus.FORBIDDEN, "The request's Host is not the address of this server.")
@@ -119,7 +126,7 @@ class Guard:
                 raise RefusedError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "The request's content must be JSON.")
 
     def knows_token(self, target: str, headers: Headers) -> bool:
-        """Return whether a request has the token: in its address, its cookie or its Authorization header."""
+        """Return whether a request has the token in its URL, its cookie or its Authorization header."""
         given = [*parse_qs(urlsplit(target).query).get("token", [])]
         try:
             cookies = SimpleCookie(headers.get("Cookie", ""))
@@ -132,14 +139,14 @@ class Guard:
         return any([hmac.compare_digest(one.encode(), wanted) for one in given])  # noqa: C419 (each is compared)
 
     def set_cookie(self) -> str:
-        """Return the cookie that keeps the token, which scripts and other sites never see."""
+        """Return the `Set-Cookie` value for the token. Scripts and other sites cannot read this cookie."""
         return f"{self.cookie}={self.token}; HttpOnly; SameSite=Strict; Path=/"
 
 
 def inside(root: Path, quoted: str) -> Path:
-    """Return the file or folder of a path in an address; refuse one that is not inside `root`, links resolved.
+    """Return the file or folder that the path in a URL names. Refuse it if it is outside of `root`.
 
-    Names that begin with a dot are refused too: they are not for readers.
+    Links are resolved before the check. Names that begin with a dot are refused too, since hidden files are not served.
     """
     missing = RefusedError(HTTPStatus.NOT_FOUND, "There is nothing at this address.")
     try:

@@ -1,4 +1,4 @@
-"""Grids of images that were made of the same prompts and the same noise: of a study's arms, and of any runs."""
+"""Grids of images from the same prompts and the same noise, to compare the arms of a study or any runs."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tintype.study.study import Study
 
 @dataclass(frozen=True)
 class Cell:
-    """An image of the grid at each step that has one: the address by the step, the last one at the end."""
+    """A cell of the grid: the URL of the image at each step that has one, in the order of the steps."""
 
     at: dict[int, str]
     wrong: dict[int, list[WrongWords]] = field(default_factory=dict)
-    """Words of the prompt that it got wrong, by the step; no entry where they were not read."""
+    """By step: words of the prompt that the image shows wrongly. A step has no entry if its image was not read."""
 
     @property
     def last(self) -> str:
@@ -34,25 +34,25 @@ class Cell:
 
     @property
     def last_wrong(self) -> list[WrongWords] | None:
-        """Return what the last image got wrong; None where it was not read."""
+        """Return the words of the prompt that the last image shows wrongly; None if the image was not read."""
         return self.wrong.get(max(self.at)) if self.at else None
 
     @property
     def wrong_json(self) -> str:
-        """Return (start, end, words) of the wrong words by step, for the page's script."""
+        """Return the wrong words of each step as JSON for the page's script: (start, end, words)."""
         return json.dumps({step: [(one.start, one.end, one.words) for one in of] for step, of in self.wrong.items()})
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Images of the arms at one resolution, or of any runs: same prompts, same noise."""
+    """Images of arms at one resolution, or of any runs, from the same prompts and the same noise."""
 
     title: str
     prompts: list[str]
     arms: list[tuple[str, str, str]]
-    """(name, class of its colour, which run) of each column; the last is empty where the name says it."""
+    """(name, CSS class of the colour, run) of each column. The run is empty if the name already identifies it."""
     cells: list[list[Cell]]
-    """A row for each prompt, a cell for each arm."""
+    """One row per prompt, with one cell per column."""
     steps: list[int] = field(default_factory=list)
 
     @property
@@ -61,7 +61,7 @@ class Grid:
 
     @property
     def is_read(self) -> bool:
-        """Return whether the words that images got wrong are known."""
+        """Return whether any image was checked for words of the prompt that it shows wrongly."""
         return any(cell.wrong for row in self.cells for cell in row)
 
 
@@ -98,7 +98,7 @@ def _images(path: str, arm: Arm, view: HtmlView, study: Study | None, count: int
     plan = next((plan for plan in plans if plan.seed == run.seed), None)
     last = plan.train.steps if plan else run.along[-1].step if run.along else 0
     ends = [(last, run.previews, run.wrong)]
-    if plan is None:  # the runs are gone, and with them the files of earlier steps
+    if plan is None:  # the runs were deleted, with the images of earlier steps
         ends += [(one.step, one.previews, one.wrong) for one in run.along[:-1] if one.previews]
     for step, names, words_of in ends:
         for index, name in enumerate(names[:count]):
@@ -120,7 +120,7 @@ def _images(path: str, arm: Arm, view: HtmlView, study: Study | None, count: int
 
 
 def _misread(result: Path) -> list[list[WrongWords]]:
-    """Return the words that the images of a stored result got wrong; none where their file is damaged."""
+    """Return, for each image of a stored result, the wrong words of its prompt. Empty if the file is damaged."""
     try:
         return read_misread(result)
     except DamagedFileError:
@@ -128,19 +128,19 @@ def _misread(result: Path) -> list[list[WrongWords]]:
 
 
 def image_at(path: str, name: str, folder: Path, kept: Mapping[str, bytes]) -> str:
-    """Return the address of a study's image: of its file, or of the copy in the report; empty where it has neither."""
+    """Return the URL of a study's image: of its file, or of its copy in the report. Empty if both are missing."""
     if (folder / name).is_file():
         return address(path, name)
     return f"/kept/{quote(path)}?image={quote(name)}" if name in kept else ""
 
 
 def address(path: str, name: str) -> str:
-    """Return the address of an image in a study's or a run's folder."""
+    """Return the URL of an image in the folder of a study or a run."""
     return "/image/" + quote(f"{path}/{name}".lstrip("/"))
 
 
 def shared_grids(runs: Sequence[ComparedRun], paths: Sequence[str], colours: Mapping[str, str]) -> list[Grid]:
-    """Return a grid for each set of prompts and noise of which at least two runs made images, at all steps."""
+    """Return one grid per set of prompts and noise from which at least two runs made images. Grids have all steps."""
     found: dict[tuple[str, tuple[str, ...]], dict[str, list[Cell]]] = {}
     for run, path in zip(runs, paths, strict=True):
         for file in run.result_files:
@@ -169,7 +169,7 @@ def shared_grids(runs: Sequence[ComparedRun], paths: Sequence[str], colours: Map
 
 @lru_cache(maxsize=64)
 def _made_of(scored: ScoredData, protocol: Protocol, count: int) -> tuple[str, tuple[str, ...]]:
-    """Return a hash of how images are made, with their noise, and the first prompts; none where the data are gone."""
+    """Return a hash of the images' settings and noise, and the first prompts. No prompts if the data is missing."""
     sampling = protocol.conditions[0]
     try:
         prompts = tuple(sampling_prompts(scored, protocol, sampling)[:count])

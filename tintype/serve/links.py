@@ -1,4 +1,4 @@
-"""Links in studies and runs that lead out of the served folder: nothing is shown of a folder that has one."""
+"""Find links in studies and runs that lead out of the served folder. A study or run with such a link is not shown."""
 
 from __future__ import annotations
 
@@ -12,21 +12,27 @@ from tintype.train.record import CHECKPOINTS, KEPT, SNAPSHOTS
 _DEEPEST = 6
 _MOST_FOLDERS = 100_000
 _UNREAD = (CHECKPOINTS, SNAPSHOTS, KEPT, "samples")
-"""Folders of a run that no page shows. They are large, and may be links to another disk."""
+"""Folders of a run that no page shows, so their links are not checked. They are large and may be on another disk."""
 _SETTLED_NS = 1_000_000_000
-"""The listing of a folder is cached once its last change is this old: a later change then has another time."""
+"""A folder's listing is cached only if its last change is at least this old, in nanoseconds.
+
+Then a later change certainly gives the folder another modification time.
+"""
 
 
 class Links:
-    """Finds links that lead out of a served folder. A folder is listed again once it has changed."""
+    """Finds links that lead out of the served folder. Listings of folders are cached until the folder changes."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._listed: dict[str, tuple[tuple[int, int], Sequence[str], Sequence[str]]] = {}
-        """By folder: its inode and last change, and the folders and the links in it."""
+        """For each folder: its inode and modification time, and the folders and links in it."""
 
     def stay_inside(self, folder: Path) -> bool:
-        """Return whether no link in a study or a run leads out, nor one in the places that its links lead to."""
+        """Return whether all links in the folder of a study or run stay inside the served folder.
+
+        Links in the folders that these links lead to are checked too.
+        """
         waiting, seen = [(str(folder), 0)], {str(folder)}
         for place, depth in waiting:
             folders, links = self._list(place)
@@ -39,7 +45,7 @@ class Links:
         return True
 
     def _list(self, place: str) -> tuple[Sequence[str], Sequence[str]]:
-        """Return the folders and the links in a folder; none in a file, or where nothing is."""
+        """Return the folders and the links in a folder. Both are empty for a file or a missing path."""
         try:
             about = os.stat(place)  # noqa: PTH116 (a path's own stat is slower)
             stamp, known = (about.st_ino, about.st_ctime_ns), self._listed.get(place)

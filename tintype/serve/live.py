@@ -1,6 +1,7 @@
-"""The content of each page, kept up to date by one thread while somebody looks: many pages cost as much as one.
+"""The content of each page, updated by one thread while a browser shows the page.
 
-Files alone are read, and nothing in the served folder is written.
+All browsers that show a page share its thread, so many viewers cost as much as one. The thread only reads files. It
+writes nothing into the served folder.
 """
 
 from __future__ import annotations
@@ -38,36 +39,36 @@ from tintype.study.study import Study
 from tintype.train.record import RunRecord
 
 EVERY_S = 1.0
-"""Time between two looks at the files."""
+"""Seconds between two reads of the files."""
 REST = 10.0
-"""After a comparison of all runs, the next one waits for so many times as long as it took."""
+"""Pause after a comparison of all runs, as a multiple of the time that the comparison took."""
 _SHORT_S = 0.02
-"""Pause between two looks while there is more to read: readers are answered in between."""
+"""Pause in seconds between two reads while there is more to read. Requests are answered in the pause."""
 _IDLE_S = 20.0
-"""Reading stops when no request came for this long."""
+"""Seconds without a request after which reading stops."""
 
 UNREADABLE = (UserError, OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
-"""Errors of files that are not what tintype wrote."""
+"""Exceptions that reading can raise for files that tintype did not write in this form."""
 
 
 class Live(ABC):
-    """The state of one page, and the thread that reads it."""
+    """The state of one page, and the thread that updates the state."""
 
     def __init__(self, folder: Path, path: str, links: Links | None = None) -> None:
         self.folder, self.path = folder, path
         self._links = links
         self._has_more = False
-        """Whether the last look left more to read."""
+        """Whether more is left to read after the last read."""
         self.curves = Curves([])
         self.fragments: Fragments = {}
         self.problem = ""
         self.is_over = False
-        """Whether nothing is left to train of a study."""
+        """Whether all runs of the study have ended."""
         self.version = 0
         self.colours: dict[str, str] = {}
-        """Class of the style sheet for each arm's label."""
+        """CSS class of the colour of each arm, by the arm's label."""
         self.plans: dict[str, Plan] = {}
-        """A plan of each arm, by its label."""
+        """One plan of each arm, by the arm's label."""
         self.changed = threading.Condition()
         self._asked_s = 0.0
         self._waiting = 0
@@ -76,10 +77,10 @@ class Live(ABC):
 
     @abstractmethod
     def look(self) -> bool:
-        """Read what is new; return whether there is more to read at once."""
+        """Read the new content of the files, and return whether there is more to read at once."""
 
     def ask(self, wait_s: float = 0.0) -> None:
-        """Keep the page up to date for a while; wait until it was read once, but no longer than `wait_s`."""
+        """Keep the page up to date for the next seconds. Wait at most `wait_s` seconds for its first read."""
         with self.changed:
             self._asked_s = time.monotonic()
             if not self._reading:
@@ -89,7 +90,7 @@ class Live(ABC):
                 self.changed.wait_for(lambda: self.version > 0, wait_s)
 
     def count_flops(self) -> None:
-        """Count the operations of all plans, if nobody has asked before; the curves get them when they are counted."""
+        """Start to count the operations of all plans, at the first request. The curves get the counts when ready."""
         curves = self.curves
 
         def on_counted(arm: str) -> None:
@@ -103,7 +104,7 @@ class Live(ABC):
         curves.flops.ask({arm: plan for arm, plan in self.plans.items() if arm in curves.versions}, on_counted)
 
     def wait(self, version: int, timeout_s: float) -> int:
-        """Wait until the page is newer than `version`; return its version."""
+        """Wait until the page is newer than `version`, at most `timeout_s` seconds. Return the page's version."""
         self.ask()
         with self.changed:
             self._waiting += 1
@@ -114,7 +115,7 @@ class Live(ABC):
             return self.version
 
     def rest(self) -> None:
-        """Stop reading until the next request. Where a request waits for news, go on."""
+        """Stop reading until the next request, unless a request waits for a new version."""
         with self.changed:
             if not self._waiting:
                 self._asked_s = -_IDLE_S
@@ -128,13 +129,13 @@ class Live(ABC):
             raise
 
     def _keep_reading(self) -> bool:
-        """Return whether a request came lately. If not, the next one starts another thread."""
+        """Return whether a request came recently. If not, this thread ends, and the next request starts another."""
         with self.changed:
             self._reading = time.monotonic() - self._asked_s < _IDLE_S
             return self._reading
 
     def step(self) -> bool:
-        """Look once; a folder that cannot be read is a problem that the page shows."""
+        """Read the files once. If a folder cannot be read, show the error on the page."""
         before = self._state()
         try:
             self._check_links()
@@ -147,22 +148,22 @@ class Live(ABC):
                 self.version += 1
                 self.changed.notify_all()
         if self._has_more and not more:
-            gc.collect()  # after much was read, so that no later look has to
+            gc.collect()  # much memory was allocated; free it now rather than in a later read
         self._has_more = more
         return more
 
     def _check_links(self) -> None:
-        """Refuse to read on once a link leads out of the served folder."""
+        """Raise if a link in the page's folders leads out of the served folder."""
         for folder in self._folders():
             if self._links is not None and not self._links.stay_inside(folder):
                 raise UserError(f"{folder} has a link that leads out of the served folder, so it is not read any more")
 
     def _folders(self) -> list[Path]:
-        """Return the folders that are read."""
+        """Return the folders that this page reads."""
         return [self.folder]
 
     def _look_picked(self) -> None:
-        """Show the images that were picked by hand, when their folder has changed."""
+        """Update the images that a user picked in the playground, if their folder has changed."""
         place = self.folder / PICKED
         stamp = place.stat().st_mtime_ns if place.is_dir() else 0
         if stamp != self._picked_at:
@@ -174,20 +175,20 @@ class Live(ABC):
 
 
 class LiveStudy(Live):
-    """A study, running or done; with its runs, or with the results that are left of them."""
+    """The page of a study, running or finished. If the runs were deleted, it shows the stored results."""
 
     def __init__(self, folder: Path, path: str, links: Links | None = None) -> None:
         super().__init__(folder, path, links)
         self._reader = StatusReader(folder)
         self._stored_at = 0
-        """When the results were written that a study without its runs is shown from."""
+        """Modification time of the results of a study whose runs were deleted."""
         self.kept: Mapping[str, bytes] = {}
-        """Images inside the report of such a study, by the paths that they had."""
+        """Images inside the report of a study whose runs were deleted, by the images' original paths."""
         self._scores: dict[str, Run] = {}
         self._images: dict[str, dict[str, list[float]]] = {}
-        """Numbers of single images by metric, by the run's hash."""
+        """By the run's hash: for each metric, the values of single images."""
         self._damaged: dict[str, str] = {}
-        """Why the scores of a run are not read, by its hash."""
+        """The error for each run whose scores cannot be read, by the run's hash."""
         self._study: Study | None = None
         self._ended: tuple[tuple[str, str], ...] | None = None
         self._results: StudyResults | None = None
@@ -197,7 +198,7 @@ class LiveStudy(Live):
         self._rested_s = 0.0
 
     def look(self) -> bool:
-        """Read the queue, then the logs, then the verdicts, the cheapest first."""
+        """Read the queue, then the logs, then the verdicts: the fastest part first."""
         self._look_picked()
         if is_stored(self.folder):
             return self._look_stored()
@@ -222,7 +223,7 @@ class LiveStudy(Live):
         return not is_read
 
     def settle(self) -> None:
-        """Wait until the comparison that is under way is done."""
+        """Wait until the current comparison of runs is done."""
         if self._comparing is not None:
             self._comparing.join()
 
@@ -242,9 +243,9 @@ class LiveStudy(Live):
         self._ended = None
 
     def _compare(self, study: Study, status: StudyStatus) -> None:
-        """Compare the runs that are done; rows stay incomplete until all runs of a look are there.
+        """Compare the finished runs. Rows stay incomplete until all runs of an interim analysis have finished.
 
-        It runs beside the looks, which so stay quick, and then rests.
+        The comparison runs in a thread of its own, so that reading the files stays fast. It pauses afterwards.
         """
         began_s = time.monotonic()
         names = {(run.arm, run.seed): run.hash for run in status.runs}
@@ -269,7 +270,7 @@ class LiveStudy(Live):
     def _run(
         self, study: Study, label: str, index: int, names: Mapping[tuple[str, int], str], states: Mapping[str, str]
     ) -> Run:
-        """Read the scores of a run once it has ended; another is missing."""
+        """Read the scores of a run that has ended. A run that has not ended counts as missing."""
         plan = next(arm for arm in study.arms if arm.label == label).plans[index]
         name = names.get((label, plan.seed)) or plan.hash
         if name not in self._scores or self._scores[name].state != states.get(name):
@@ -310,10 +311,10 @@ class LiveStudy(Live):
 
 
 class LiveRun(Live):
-    """One run."""
+    """The page of one run."""
 
     def look(self) -> bool:
-        """Read the plan once, and what is new of the logs."""
+        """Read the plan at the first call, and the new lines of the logs at every call."""
         if not self.curves.runs:
             plan = RunRecord(self.folder).plan
             label = f"seed {plan.seed}"
@@ -327,21 +328,21 @@ class LiveRun(Live):
 
 
 class LiveCompare(Live):
-    """Runs of any studies or folders side by side, as `tintype compare` shows them, and their curves."""
+    """The page that compares runs of any studies or folders, as `tintype compare` does, and shows their curves."""
 
     def __init__(self, runs: Sequence[tuple[str, str, Path]], links: Links | None = None) -> None:
-        """Take (path in the served folder, words, folder) of each run."""
+        """Show these runs, each as (path in the served folder, name for readers, folder)."""
         super().__init__(runs[0][2], runs[0][0], links)
         self.runs = [
             (path, f"{ascii_uppercase[index]}: {words}", folder) for index, (path, words, folder) in enumerate(runs)
         ]
         self._seen: tuple[object, ...] = ()
-        """Stamps of the files that change when a run gets further or is scored."""
+        """Stamps of the files that change when a run trains further or is scored."""
         self._rested_s = 0.0
         self._events_shown = -1
 
     def look(self) -> bool:
-        """Read the plans once, what is new of the logs, and now and then all that `tintype compare` shows."""
+        """Read the plans once, the new lines of the logs, and from time to time everything that is compared."""
         if not self.curves.runs:
             self.plans = {label: RunRecord(folder).plan for _, label, folder in self.runs}
             self.colours = {label: f"arm-{index % 8}" for index, label in enumerate(self.plans)}
@@ -373,6 +374,6 @@ class LiveCompare(Live):
 
 
 def _colours(arms: list[tuple[str, str, str]]) -> dict[str, str]:
-    """Return the style sheet's class for each arm's label, of (label, name, role), as in the report."""
+    """Return the CSS class of each arm's colour by the arm's label, given (label, name, role). Reports use the same."""
     named = list(dict.fromkeys(name for _, name, role in arms if role == "arm"))
     return {label: f"arm-{named.index(name) % 8}" if role == "arm" else f"arm-{role}" for label, name, role in arms}

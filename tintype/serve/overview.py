@@ -1,4 +1,4 @@
-"""The start page: how far each study is, what it found, when it last changed, and one of its images."""
+"""The start page: the progress of each study, its verdicts, its last change, and one of its images."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from tintype.study.results import StudyResults, read_results_file
 from tintype.study.status import StatusReader, StudyStatus, stamps
 
 _MOST_NAMES = 4
-"""Arms that are named for each verdict of a study."""
+"""Largest number of arms that are named for each verdict of a study."""
 _BUDGET_S = 0.1
-"""A look reads studies in turn for so long; the next look goes on with the others."""
+"""Seconds for which one update reads studies. The next update continues with the other studies."""
 
 
 class Overview:
-    """One study of the start page. Its files are read again once they have changed."""
+    """One study on the start page. Its files are read again when they have changed."""
 
     def __init__(self, folder: Path, found: FoundStudy) -> None:
         self.folder, self.found = folder, found
         self.is_read = False
         self.problem = ""
         self.status: StudyStatus | None = None
-        """None for a study that is kept without its runs."""
+        """The progress of the study; None if its runs were deleted."""
         self.results: StudyResults | None = None
         self.image, self.image_words = "", ""
         self.kept: Mapping[str, bytes] = {}
-        """The image, where only the study's report has it, by its path."""
+        """The image of the study by its path, if only the study's report contains it."""
         self._reader = StatusReader(folder)
         self._results_at: tuple[int, ...] = ()
         self._done = 0
 
     def read(self) -> None:
-        """Read what is new."""
+        """Read the files of the study that have changed."""
         try:
             self.status = None if is_stored(self.folder) else self._reader.read()
             self._read_results()
@@ -56,7 +56,7 @@ class Overview:
         self.is_read = True
 
     def _read_results(self) -> None:
-        """Read what the last report found. Where its file is damaged, the runs alone say how far the study is."""
+        """Read the verdicts of the last report. If its file is damaged, show only the progress of the runs."""
         stamp = stamps([self.folder / "results.json"])
         if stamp == self._results_at:
             return
@@ -72,7 +72,7 @@ class Overview:
         self._show_best_image(self.results)
 
     def _show_best_image(self, results: StudyResults) -> None:
-        """Show an image of the arm that is ranked first."""
+        """Choose an image of the arm with the first rank."""
         first = results.by_resolution()[0]
         sampled = [(arm, run) for arm in [*ranked_arms(first), baseline_of(first)] if (run := arm.sampled_run)]
         if not sampled:
@@ -86,7 +86,7 @@ class Overview:
         self.image_words = ": ".join([arm.label, *first.resolution.prompts[:1]])
 
     def _show_first_image(self, status: StudyStatus) -> None:
-        """Show an image of the first run that is scored, as long as there is no report."""
+        """Choose an image of the first scored run, for a study without a report."""
         for run in status.of("done"):
             name = f"runs/{run.hash}"
             protocol = self._reader.study.settings.evaluation
@@ -114,9 +114,9 @@ class Overview:
 
     @property
     def verdicts(self) -> list[tuple[str, list[str]]]:
-        """Return (verdict, arms that have it): what was found, then the arms of which nothing was.
+        """Return (verdict, arms with this verdict): decided verdicts first, undecided arms last.
 
-        The metric is named where an arm has the verdict in some of the primary metrics only.
+        The metric is named if an arm has the verdict on some of the primary metrics only.
         """
         rows = [row for row in self.results.rows(primary=True) if row.kind == "arm"] if self.results else []
         metrics = {row.metric.name for row in rows}
@@ -132,19 +132,19 @@ class Overview:
 
     @property
     def activity(self) -> str:
-        """Say when something last happened; empty where nothing is known."""
+        """Return in words when the study last changed. Empty if the time is unknown."""
         if self.status is not None:
             changed_s = max(self._reader.changed_s, *(stamp / 1e9 for stamp in self._results_at))
             return (
                 "active now" if self.status.of("running") else f"active {ago(changed_s)}" if changed_s else "not begun"
             )
-        # files of a study that was passed on are as old as their copy
+        # in a copied study, the files' times are those of the copy
         dates = [command.date for command in self.results.commands] if self.results else []
         return f"last begun on {_date(datetime.fromisoformat(dates[-1]))}" if dates else ""
 
 
 def ago(then_s: float) -> str:
-    """Say how long ago something was; its date if that was over a week ago."""
+    """Return in words how long ago a time was, or its date if it was more than a week ago."""
     passed_s = time.time() - then_s
     for size_s, most, unit in ((60, 60, "min"), (3600, 48, "h"), (86400, 8, "days")):
         if passed_s < most * size_s:
@@ -157,19 +157,19 @@ def _date(when: datetime) -> str:
 
 
 class LiveIndex(Live):
-    """The start page of a folder."""
+    """The start page of the served folder."""
 
     def __init__(self, folder: Path, links: Links) -> None:
         super().__init__(folder, "")
         self._inside = links
         self.studies: dict[str, Overview] = {}
-        """By their paths in the folder."""
+        """The studies, by their paths in the served folder."""
         self._runs: list[FoundRun] = []
         self._next = 0
         self._rested_s = 0.0
 
     def look(self) -> bool:
-        """Look for studies and runs now and then; read studies in turn until the budget is spent."""
+        """Search for studies and runs from time to time, and read studies in turn until the time budget is spent."""
         if time.monotonic() >= self._rested_s:
             self._find()
         began_s, studies = time.monotonic(), list(self.studies.values())

@@ -1,4 +1,7 @@
-"""Images on demand from the runs of the served folder: one at a time, in the order of the requests, within limits."""
+"""Sample images on request from runs in the served folder, one image at a time, in the order of the requests.
+
+The size of a request and the number of waiting requests are limited.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +35,14 @@ from tintype.train.record import RunRecord, is_run
 State = Literal["waiting", "loading", "sampling", "done", "failed", "stopped"]
 ENDED: tuple[State, ...] = ("done", "failed", "stopped")
 _PREVIEW_S = 0.2
-"""Least time between two images of one that is under way."""
+"""Least time in seconds between two previews of an unfinished image."""
 _MODELS = 2
 _KEPT_JOBS = 32
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The most that one request may ask for, and how many may wait."""
+    """Limits of a single request, and of the number of waiting requests."""
 
     prompt: int = 1000
     seed: int = 2**31 - 1
@@ -53,7 +56,7 @@ LIMITS = Limits()
 
 
 class Request(Settings):
-    """A request for images. Its fields are those of the page's form."""
+    """A request for images, with the fields of the page's form."""
 
     client: str = Field(min_length=8, max_length=64)
     prompt: str = Field(min_length=1, max_length=LIMITS.prompt)
@@ -77,7 +80,7 @@ class Request(Settings):
 
     @property
     def made_with(self) -> dict[str, str | int | float]:
-        """Return the settings of an image for its record, but for the run and the weights."""
+        """Return the settings of an image for its record, without the run and the weights."""
         return {
             "prompt": self.prompt,
             "seed": self.seed,
@@ -91,17 +94,17 @@ class Request(Settings):
 
 @dataclass(frozen=True)
 class Made:
-    """An image that is done, with its settings."""
+    """A finished image with its settings."""
 
     folder: Path
-    """The run that made it."""
+    """Folder of the run that made the image."""
     png: bytes
     settings: Mapping[str, str | int | float]
 
 
 @dataclass
 class Job:
-    """A request and how far it is."""
+    """A request and its progress."""
 
     id: str
     request: Request
@@ -112,17 +115,17 @@ class Job:
     share: float = 0.0
     images: list[dict[str, str]] = field(default_factory=list)
     made: list[Made] = field(default_factory=list)
-    """The images in the order in which they are shown, once they are done."""
+    """The finished images, in the order in which the page shows them."""
     version: int = 0
     stop: bool = False
 
     def shown(self) -> dict[str, object]:
-        """Return what the page is sent."""
+        """Return the progress of the request in the form that the page gets."""
         return {"id": self.id, "state": self.state, "words": self.words, "share": self.share, "images": self.images}
 
 
 class _StoppedError(Exception):
-    """The reader has asked to stop."""
+    """Raised within sampling if the user has stopped the request."""
 
 
 class Playground:
@@ -138,7 +141,7 @@ class Playground:
         self._works = False
 
     def ask(self, request: Request, runs: list[tuple[str, Path]]) -> Job:
-        """Queue a request; refuse it where too many wait."""
+        """Queue a request, or refuse it if too many requests wait."""
         if request.from_t >= request.to_t:
             raise UserError(f"guidance from t {request.from_t:g} to {request.to_t:g} is empty", "let it end later")
         with self.changed:
@@ -157,7 +160,7 @@ class Playground:
         return job
 
     def stop(self, client: str, id: str) -> None:
-        """Stop a request of this client, at its next step."""
+        """Stop a request of this client at the next sampling step."""
         with self.changed:
             job = self.jobs.get(id)
             if job is not None and job.request.client == client:
@@ -167,7 +170,7 @@ class Playground:
                     self._tell(job, "stopped", "stopped")
 
     def made(self, client: str, id: str, index: int) -> Made:
-        """Return an image of this client; refuse one that is not done or not kept any more."""
+        """Return an image of this client. Raise if the image is not finished or no longer stored."""
         with self.changed:
             job = self.jobs.get(id)
             if job is None or job.request.client != client or job.state != "done" or not 0 <= index < len(job.made):
@@ -197,7 +200,7 @@ class Playground:
                 self._tell(job, "stopped", "stopped")
             except UserError as error:
                 self._tell(job, "failed", str(error))
-            except Exception as error:  # one request that fails must not end the thread of all others
+            except Exception as error:  # a failed request must not end the thread that serves all requests
                 self._tell(job, "failed", f"{type(error).__name__}: {error}")
 
     def _make(self, job: Job) -> None:
@@ -207,7 +210,7 @@ class Playground:
             self._sample(job, name, folder, model, step, index)
 
     def _model(self, folder: Path, request: Request) -> tuple[Model, int]:
-        """Return a run's newest weights; a model is loaded once, and again when its run has trained further."""
+        """Return a model with a run's newest weights. The model is cached until the run has trained further."""
         record = RunRecord(folder)
         places = [record.checkpoints, record.snapshots] if is_run(folder) else [folder / "transformer"]
         stamp = max((path.stat().st_mtime for place in places for path in place.glob("*")), default=0.0)
@@ -273,7 +276,7 @@ class Playground:
 
 
 def _weights_words(folder: Path, model: Model, request: Request) -> str:
-    """Return which weights of a run were loaded."""
+    """Return a description of the loaded weights of a run."""
     if request.weights == "length":
         return f"average of length {request.ema:g}"
     if not is_run(folder):
@@ -282,7 +285,7 @@ def _weights_words(folder: Path, model: Model, request: Request) -> str:
 
 
 def _png(image_CHW: Tensor, *, least_px: int = 0) -> bytes:
-    """Return an image as PNG, enlarged by a whole factor where it has fewer than `least_px`."""
+    """Return an image as PNG, enlarged by an integer factor if it has fewer than `least_px` pixels on a side."""
     image = Image.fromarray(image_CHW.permute(1, 2, 0).cpu().numpy())
     factor = max(1, math.floor(least_px / max(image.size)))
     if factor > 1:
@@ -293,5 +296,5 @@ def _png(image_CHW: Tensor, *, least_px: int = 0) -> bytes:
 
 
 def _source(image_CHW: Tensor) -> str:
-    """Return an image as a data URI; small ones are enlarged, so that they can be seen."""
+    """Return an image as a data URI. Small images are enlarged for display."""
     return "data:image/png;base64," + base64.b64encode(_png(image_CHW, least_px=128)).decode("ascii")

@@ -1,4 +1,7 @@
-"""The server of `tintype serve`: pages, images and event streams of one folder, by the standard library alone."""
+"""The web server of `tintype serve`: pages, images and event streams for one folder.
+
+It needs only Python's standard library.
+"""
 
 from __future__ import annotations
 
@@ -39,14 +42,14 @@ from tintype.wording import option
 
 PORT = 8420
 _FIRST_PAINT_S = 0.5
-"""A page waits so long for what it shows; the rest comes by its stream."""
+"""Seconds that a page waits for its first content. The rest arrives by the page's event stream."""
 _WHOLE_S = 20.0
-"""An image of a report waits so long for the report to be read."""
+"""Seconds that a request for an image of a report waits until the report is read."""
 _BEAT_S = 10.0
 _MOST_STREAMS = 64
 _MOST_LIVE = 32
 _MOST_BYTES = 16_384
-"""Largest content of a request."""
+"""Largest content of a request, in bytes."""
 _MOST_RUNS = 400
 _MOST_COMPARED = 8
 _CURVES_EVERY_S = 1.0
@@ -54,7 +57,7 @@ _IMAGES = {"PNG": "image/png", "WEBP": "image/webp"}
 _STATIC = {"style.css": "text/css", "live.js": "text/javascript"}
 _FORM = {"prompt": "", "run": "", "beside": "", "seed": "0", "steps": "30", "guidance": "3.5", "from_t": "0"}
 _FORM |= {"to_t": "1", "method": "euler", "count": "1", "weights": "usual", "ema": "0.1"}
-"""Values of the playground's form where its address gives no others."""
+"""Default values of the playground's form. The URL can set other values."""
 _NOT_FOUND = RefusedError(HTTPStatus.NOT_FOUND, "There is nothing at this address.")
 _LINKED_OUT = RefusedError(
     HTTPStatus.NOT_FOUND,
@@ -63,7 +66,7 @@ _LINKED_OUT = RefusedError(
 
 
 class LiveServer(ThreadingHTTPServer):
-    """Serves one folder. Pages of the same study or run share what is read of it."""
+    """Serves one folder. All browsers that show the same study or run share its state."""
 
     daemon_threads = True
     allow_reuse_address = True
@@ -78,7 +81,7 @@ class LiveServer(ThreadingHTTPServer):
         self._lives: OrderedDict[tuple[object, ...], Live] = OrderedDict()
         self._lock, self._streams = threading.Lock(), threading.BoundedSemaphore(_MOST_STREAMS)
         self.names, self.links = RunNames(), Links(self.root)
-        self.index = LiveIndex(self.root, self.links)  # a port that is taken closes the server at once
+        self.index = LiveIndex(self.root, self.links)  # if the port is taken, the server is closed at once
         try:
             super().__init__((host, port), Handler)
         except (OSError, OverflowError) as error:
@@ -90,10 +93,10 @@ class LiveServer(ThreadingHTTPServer):
         self.guard = Guard(host, self.server_address[1], new_token() if needed else None)
         self.playground = Playground(device)
         self.picking = threading.Lock()
-        """Held while an image is kept for a report."""
+        """Lock held while an image is saved for a report."""
 
     def server_close(self) -> None:
-        """Listen no more, and read no more for pages."""
+        """Stop listening, and stop reading files for pages."""
         super().server_close()
         with self._lock:
             for live in (self.index, *self._lives.values()):
@@ -101,7 +104,7 @@ class LiveServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Return the address to open, with the token where one is needed."""
+        """Return the URL to open in a browser, with the token if the server needs one."""
         host = "localhost" if self.guard.host in ("0.0.0.0", "::", "") else self.guard.host
         shown = f"[{host}]" if ":" in host else host
         token = f"?token={self.guard.token}" if self.guard.token else ""
@@ -111,11 +114,11 @@ class LiveServer(ThreadingHTTPServer):
         return "" if folder == self.root else folder.relative_to(self.root).as_posix()
 
     def live(self, kind: type[LiveStudy | LiveRun], folder: Path) -> Live:
-        """Return the state of a study's or a run's page, the same for all who look at it."""
+        """Return the state of a study's or a run's page, which all browsers share."""
         return self._shared((kind, folder), lambda: kind(folder, self.relative(folder), self.links))
 
     def compared(self, runs: Sequence[tuple[str, str, Path]]) -> Live:
-        """Return the state of a page of runs side by side."""
+        """Return the state of a page that compares runs side by side."""
         return self._shared((LiveCompare, *runs), lambda: LiveCompare(runs, self.links))
 
     def _shared(self, key: tuple[object, ...], make: Callable[[], Live]) -> Live:
@@ -129,7 +132,7 @@ class LiveServer(ThreadingHTTPServer):
 
     @contextmanager
     def stream(self) -> Iterator[None]:
-        """Enclose an event stream; refuse more than the server can hold."""
+        """Count an event stream while it is open, or refuse it if too many are open."""
         if not self._streams.acquire(blocking=False):
             raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, "Too many pages are open.")
         try:
@@ -138,13 +141,13 @@ class LiveServer(ThreadingHTTPServer):
             self._streams.release()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Note a failure that no answer could report; a reader that has gone is none."""
+        """Log an error that no response could report. A closed connection is not an error."""
         if (error := sys.exception()) is not None and not isinstance(error, ConnectionError | TimeoutError):
             note(f"the live page: {type(error).__name__}: {error}")
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers one request."""
+    """Handles one HTTP request."""
 
     server: LiveServer
     protocol_version = "HTTP/1.1"
@@ -152,7 +155,7 @@ class Handler(BaseHTTPRequestHandler):
     timeout = 30.0
 
     def do_GET(self) -> None:
-        """Answer a page, an image, a file of the page, or an event stream."""
+        """Send a page, an image, a style sheet or script, or an event stream."""
         with self._refusals():
             self.server.guard.check("GET", self.path, self.headers)
             if self._takes_token():
@@ -176,7 +179,7 @@ class Handler(BaseHTTPRequestHandler):
             answers[kind](rest)
 
     def do_POST(self) -> None:
-        """Answer a request to the playground."""
+        """Handle a request of the playground: sample images, stop sampling, or save an image."""
         with self._refusals():
             self.close_connection = True  # its content may be unread
             self.server.guard.check("POST", self.path, self.headers)
@@ -201,7 +204,7 @@ class Handler(BaseHTTPRequestHandler):
             self._send_problem(HTTPStatus.BAD_REQUEST, str(error))
 
     def _takes_token(self) -> bool:
-        """Keep a token of the address in a cookie, so that no link or history has it."""
+        """Move a token from the URL into a cookie, so that links and the browser's history do not contain it."""
         split = urlsplit(self.path)
         if self.server.guard.token is None or "token" not in parse_qs(split.query):
             return False
@@ -282,7 +285,7 @@ class Handler(BaseHTTPRequestHandler):
         self._send_page("compare.html.j2", fragments=fragments, problem=live.problem, stream=stream, **values)
 
     def _chosen(self) -> list[str]:
-        """Return the paths of the runs that an address names, each once."""
+        """Return the paths of the runs that the URL names, without duplicates."""
         given = parse_qs(urlsplit(self.path).query).get("run", [])
         return list(dict.fromkeys(path for path in given if path))[:_MOST_COMPARED]
 
@@ -291,7 +294,7 @@ class Handler(BaseHTTPRequestHandler):
         return self.server.compared([(path, self._run_words(folder, path), folder) for path, folder in folders])
 
     def _run_words(self, folder: Path, path: str) -> str:
-        """Return a run's name for readers: of a study's, the study's path, the arm and the seed."""
+        """Return a run's name for readers. For a run of a study: the study's path, the arm and the seed."""
         if (study := self._study_of(folder)) is None:
             return path or "the folder itself"
         name = self.server.names.of(study).get(folder.name, folder.name)
@@ -307,7 +310,10 @@ class Handler(BaseHTTPRequestHandler):
         self._send_page("playground.html.j2", title="Playground", **shown)
 
     def _runs(self, *, sampled: bool = False) -> Iterator[dict[str, str]]:
-        """Yield path and words of the runs; with `sampled` of what can be sampled from, also pipelines of diffusers."""
+        """Yield the path and the name of each run.
+
+        With `sampled`, yield only runs that have weights to sample from, and pipelines of diffusers.
+        """
         studies, runs = find(self.server.root)
         left = _MOST_RUNS
         for run in runs:
@@ -344,11 +350,11 @@ class Handler(BaseHTTPRequestHandler):
         self._send_image(content, file.name)
 
     def _kept_image(self, rest: str) -> None:
-        """Answer an image that only the report of a study has."""
+        """Send an image that only the report of a study contains."""
         folder = self._folder(rest, is_study)
         name = dict(parse_qsl(urlsplit(self.path).query)).get("image", "")
         overview = self.server.index.studies.get(self.server.relative(folder))
-        if overview is not None and name in overview.kept:  # which needs no reading of all the others
+        if overview is not None and name in overview.kept:  # to read this image without reading all the others
             self._send_image(overview.kept[name], name)
             return
         live = self.server.live(LiveStudy, folder)
@@ -358,7 +364,7 @@ class Handler(BaseHTTPRequestHandler):
         self._send_image(live.kept[name], name)
 
     def _send_image(self, content: bytes, name: str) -> None:
-        """Send what is really an image, of one of the kinds that pages have."""
+        """Send a file if its content is an image of a kind that pages show. Otherwise refuse it."""
         try:
             with open_image(content, name) as image:
                 kind = _IMAGES.get(image.format or "")
@@ -394,7 +400,7 @@ class Handler(BaseHTTPRequestHandler):
         return self.server.playground.ask(request, runs).id
 
     def _pick(self, content: dict[str, object]) -> str:
-        """Keep an image of the playground for the report of its study, or beside its run; return where."""
+        """Save an image of the playground for the report of its study, or beside its run. Return the place in words."""
         index = content.get("index")
         if not isinstance(index, int) or isinstance(index, bool):
             raise UserError("index: an integer is needed")
@@ -411,7 +417,7 @@ class Handler(BaseHTTPRequestHandler):
         return f"kept for the next report of {describe(study, '').name}"
 
     def _study_of(self, run: Path) -> Path | None:
-        """Return the served study that a run belongs to; None for another run."""
+        """Return the study in the served folder that a run belongs to; None if there is no such study."""
         study = study_of(run)
         is_served = study and study.is_relative_to(self.server.root) and self.server.links.stay_inside(study)
         return study if is_served else None
@@ -444,8 +450,8 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Type", "text/event-stream")
             self.send_header("Connection", "close")
             self._end_headers()
-            with suppress(OSError):  # of a reader that has gone
-                self.wfile.write(b": here\n\n")  # a browser takes a stream without content for one that is not open
+            with suppress(OSError):  # the browser has closed the connection
+                self.wfile.write(b": here\n\n")  # a browser treats a stream without content as not yet open
                 for name, content in news:
                     written = (
                         f"event: {name}\ndata: {json.dumps(content, allow_nan=False)}\n\n" if name else ": here\n\n"
@@ -506,11 +512,14 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Log nothing: addresses may hold a token."""
+        """Log nothing, since URLs may contain a token."""
 
 
 def follow(live: Live, metrics: list[str], *, flops: bool = False) -> Iterator[tuple[str, object]]:
-    """Yield the events of a page: parts and curves that a reader does not have yet, with `flops` if it wants them."""
+    """Yield the events of a page: fragments and curves that the browser does not have yet.
+
+    With `flops`, also count operations for the curves.
+    """
     fragments, problem, version = dict[str, str](), "", -1
     curves, arms, names = None, dict[tuple[str, str], int](), list[str]()
     while True:

@@ -1,7 +1,7 @@
-"""A run's logs as they grow: each look reads the bytes that are new, and keeps a bounded number of points.
+"""Read a run's logs while they grow. Each read takes only the new bytes, and a bounded number of points is kept.
 
-A file that is long when it is first read is sampled: as many lines as there are points, at equal distances. All lines
-after that are read. A value that is kept is the mean of the lines that it stands for.
+If a file is long when it is first read, only some of its lines are read: as many as there are points, at equal
+distances. All later lines are read. The value of a point is the mean over the lines that the point represents.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from tintype.runtime.files import SEAL, check_first_line, finite
 from tintype.train.record import curve_numbers
 
 POINTS = 120
-"""Points that a series has at least, once as many were logged; it has at most twice as many."""
+"""Least number of points of a series, once that many values were logged. The largest number is twice as large."""
 _WHOLE_BYTES = 192 * 1024
-"""A file, or what is new of it, is read whole up to this size, and sampled beyond."""
+"""Up to this size, all lines of a file or of its new part are read. Of a larger one, only some lines are read."""
 _LONGEST_LINE = 64 * 1024
 _REMAKE = "`tintype train` with the run's plan, or its study again, sets it aside"
 
 
 def _parsed(text: bytes) -> dict[str, Any]:
-    """Return the object of a line; an empty one where it cannot be read."""
+    """Return the JSON object of a line. Empty if the line cannot be parsed."""
     try:
         line = json.loads(text)
     except (ValueError, RecursionError):
@@ -40,10 +40,10 @@ class Series:
     def __init__(self) -> None:
         self.step, self.seconds, self.value, self.weight = (array("d") for _ in range(4))
         self._each = 1.0
-        """Lines that a point stands for once it is full."""
+        """Number of lines that a full point represents."""
 
     def add(self, step: float, seconds: float, value: float, weight: float = 1.0) -> None:
-        """Add a line, or one line that stands for `weight` of them."""
+        """Add the value of one line, which represents `weight` lines."""
         self._each = max(self._each, weight)
         if self.weight and self.weight[-1] + weight <= self._each:
             self._merge(len(self.weight) - 1, step, seconds, value, weight)
@@ -55,11 +55,11 @@ class Series:
 
     @property
     def columns(self) -> tuple[array[float], ...]:
-        """Return steps, seconds, values, and the lines that each stands for."""
+        """Return the steps, seconds and values of the points, and the number of lines that each point represents."""
         return self.step, self.seconds, self.value, self.weight
 
     def _merge(self, index: int, step: float, seconds: float, value: float, weight: float) -> None:
-        """Add a line to a point: its value is the mean, its place that of its last line."""
+        """Add a line to a point. The point's value is the mean of its lines; its step and time are the last line's."""
         whole = self.weight[index] + weight
         self.value[index] += (value - self.value[index]) * weight / whole
         self.step[index], self.seconds[index], self.weight[index] = step, seconds, whole
@@ -79,22 +79,22 @@ class MetricsLog:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.version = 0
-        """Grows with every change."""
+        """Version of the content, which increases with every change."""
         self._forget()
 
     def _forget(self) -> None:
         self.series: dict[str, Series] = {}
         self.last: dict[str, float] = {}
-        """The numbers of the newest line."""
+        """The logged numbers of the newest line, by name."""
         self.seconds = 0.0
         self.has_terms = False
-        """Whether a line has a loss that differs from the objective's: the plan has further terms."""
+        """Whether the total loss differs from the objective's loss in some line, since the plan has more loss terms."""
         self._offset, self._file, self._line = 0, 0, 0
 
     def read(self) -> bool:
-        """Read what is new; return whether anything was. A file that was written anew is read anew.
+        """Read the new lines, and return whether there were any. A replaced file is read from its beginning.
 
-        A log of another run is refused.
+        Raise if the log belongs to another run.
         """
         try:
             about = self.path.stat()
@@ -115,14 +115,14 @@ class MetricsLog:
         return True
 
     def _new(self, file: int) -> Iterator[bytes]:
-        """Yield the lines after the offset; one that is not whole yet stays for the next time."""
+        """Yield the complete lines after the offset. An incomplete last line is read by a later call."""
         content = os.pread(file, _WHOLE_BYTES + _LONGEST_LINE, self._offset)
         whole = content.rfind(b"\n") + 1
         self._offset += whole
         yield from content[:whole].splitlines()
 
     def _sampled(self, file: int, size: int) -> Iterator[bytes]:
-        """Yield lines at equal distances, then the last ones."""
+        """Yield lines at equal distances, then the last lines of the file."""
         first, room = self._offset, size - self._offset
         width = min(_LONGEST_LINE, max(4096, 4 * (self._line_bytes or 1024)))
         for index in range(POINTS):
@@ -145,7 +145,7 @@ class MetricsLog:
         line = {"line": self._line + 1, "seconds": 0.0} | _parsed(text)
         numbers = {name: number for name, value in line.items() if (number := finite(value)) is not None}
         if not {"step", "line", "seconds"} <= numbers.keys():
-            return  # a torn line; training mends the file
+            return  # an incomplete line; training repairs the file
         number = int(numbers["line"])
         weight = max(1, number - self._line)
         if self._line and number <= self._line:
@@ -166,7 +166,7 @@ class EventsLog:
         self.path, self.events, self._offset, self._file = path, list[dict[str, Any]](), 0, 0
 
     def read(self) -> bool:
-        """Read what is new; return whether anything was. A log of another run is refused."""
+        """Read the new lines, and return whether there were any. Raise if the log belongs to another run."""
         try:
             about = self.path.stat()
         except OSError:
