@@ -1,7 +1,7 @@
-"""The one JSON document that a command with `--json` writes to stdout: its result, or why it has none.
+"""The single JSON document that a command with `--json` writes to stdout: its result, or its error.
 
-A command gives its document by `put`. Nothing that it prints meanwhile comes out. A command without `--json` prints as
-ever.
+A command sets its document by `put`. With `--json`, everything that the command prints to stdout is dropped. Without
+`--json`, it prints as usual.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tintype.errors import DivergedError, UserError
 from tintype.terminal.interrupts import Interrupted, last_words
 
 DIVERGED = 3
-"""The exit code of a command whose run has diverged, or that was given a diverged run."""
+"""Exit code of a command if its run diverged, or if it was given a diverged run."""
 EXIT_CODES = {
     0: "done",
     1: "done, and bad news: runs failed or diverged, `audit` found lost precision, `bench --against` is slower, `push` "
@@ -33,16 +33,16 @@ _NONE, _WRITTEN = object(), object()
 
 
 class _State:
-    """Document of the one command of this process."""
+    """The document of this process's command."""
 
     asked = False
     document: object = _NONE
     stdout: TextIO | None = None
-    """Stream of the document, while what is printed is caught."""
+    """The real stdout, to write the document to, while printed text is dropped."""
 
 
 def put(document: object) -> None:
-    """Give the document of this command; without `--json` it is written at once."""
+    """Set the document of this command. Without `--json`, write it at once."""
     if _State.asked:
         _State.document = document
     else:
@@ -50,7 +50,7 @@ def put(document: object) -> None:
 
 
 def put_now(document: object) -> None:
-    """Write the document of a command that does not end by itself. It is ignored without `--json`."""
+    """Write the document of a command that runs until a signal ends it. Do nothing without `--json`."""
     if _State.asked and _State.stdout is not None:
         _State.document = _WRITTEN
         _write(document, _State.stdout)
@@ -58,7 +58,7 @@ def put_now(document: object) -> None:
 
 
 def exit_code(error: BaseException) -> int:
-    """Return the code with which a command ends by this error."""
+    """Return the exit code of a command that ends by this error."""
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     if isinstance(error, Interrupted):
@@ -69,13 +69,13 @@ def exit_code(error: BaseException) -> int:
 
 
 def write_error(code: int, message: str, stream: TextIO | None = None) -> None:
-    """Write the document of a command that has no result."""
+    """Write the document of a command that ended by an error."""
     _write(_error(code, message), stream or sys.stdout)
 
 
 @contextmanager
 def one_document(silent: Callable[[], bool] = lambda: False) -> Iterator[None]:
-    """Write one document to stdout, however the command ends. A `silent` rank writes none."""
+    """Write one document to stdout, whether the command succeeds or fails. A `silent` rank writes nothing."""
     stdout = sys.stdout
     _State.asked, _State.document, _State.stdout = True, _NONE, stdout
     try:
@@ -106,4 +106,4 @@ def _error(code: int, message: str, problem: str = "", fix: str = "") -> dict[st
 
 def _write(document: object, stream: TextIO) -> None:
     text = json.dumps(document, indent=1, allow_nan=False)
-    stream.write(text.replace("\x7f", "\\u007f") + "\n")  # the one character that JSON leaves as it is
+    stream.write(text.replace("\x7f", "\\u007f") + "\n")  # the only control character that JSON does not escape

@@ -1,4 +1,4 @@
-"""Runs side by side, as tables."""
+"""Print a comparison of runs side by side, as tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHOWN_STEPS = 10
 
 
 class SideBySideTables(View[SideBySide]):
-    """Runs side by side, as tables."""
+    """View of `compare`: tables that compare runs side by side."""
 
     def show(self, result: SideBySide) -> None:
         show_side_by_side(result, self.console)
@@ -32,7 +32,7 @@ class SideBySideTables(View[SideBySide]):
 
 
 def show_side_by_side(compared: SideBySide, console: Console) -> None:
-    """Print what differs between the plans, then speed and time, scores, and losses at shared steps."""
+    """Print the differences between the plans, then speed and time, scores, and losses at steps logged by all runs."""
     letters = [_letter(index) for index in range(len(compared.runs))]
     for letter, run in zip(letters, compared.runs, strict=True):
         say(console, f"{letter}: {run.name} (plan {run.plan.hash}, seed {run.plan.seed})")
@@ -54,7 +54,7 @@ def show_side_by_side(compared: SideBySide, console: Console) -> None:
 
 
 def _shown_curves(compared: SideBySide) -> list[SharedCurve]:
-    """Return the losses; the flow's where it is not the whole loss."""
+    """Return the curves of losses to show. A curve equal to the first one, such as `flow` to `loss`, is left out."""
     curves = [compared.curves[name] for name in _SHOWN_CURVES if name in compared.curves]
     return [curve for curve in curves if curve is curves[0] or curve.values != curves[0].values]
 
@@ -118,6 +118,6 @@ def _curves_table(curves: Sequence[SharedCurve], letters: Sequence[str]) -> Tabl
 
 
 def _spread(count: int) -> list[int]:
-    """Return indices of a few entries, the last among them, evenly spread."""
+    """Return the indices of a few evenly spaced entries, including the last entry."""
     shown = min(count, _SHOWN_STEPS)
     return [round((place + 1) * count / shown) - 1 for place in range(shown)]

@@ -1,4 +1,4 @@
-"""Print what plans and studies cost before they are trained."""
+"""Print the cost of plans and studies before they are trained."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _GIB = 2**30
 _ESTIMATED = ("copies", "activations")
 _OWNERS = {"text": "text encoder"}
 _HOST_S = 0.005
-"""Steps that are counted as shorter wait for the host, which has to start their kernels."""
+"""Estimated step time in seconds below which the host is the limit, since it has to launch the step's kernels."""
 
 
 class Estimate(View["PlanEstimate"]):
-    """The cost of a plan, by part; estimates are called so."""
+    """View of `plan cost`: the cost of a plan by part, with estimates marked as estimates."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
@@ -51,7 +51,7 @@ class Estimate(View["PlanEstimate"]):
 
 
 def _as_json(cost: PlanCost, peak: Peak) -> dict[str, Any]:
-    """Return the cost as plain data; keys of estimates say so."""
+    """Return the cost as plain data. The keys of estimated values name them as estimates."""
     exact = {key: value for key, value in vars(cost.memory).items() if key not in _ESTIMATED}
     return {
         "plan": cost.plan,
@@ -89,7 +89,7 @@ def _as_json(cost: PlanCost, peak: Peak) -> dict[str, Any]:
 
 
 def show_plan_cost(cost: PlanCost, peak: Peak, console: Console, gpu: str | None = None) -> None:
-    """Print parameters, operations, memory by part, and time; estimates are called so."""
+    """Print parameters, operations, memory by part, and time. Estimates are marked as estimates."""
     trained = {_OWNERS.get(name, name): count for name, count in cost.parameters.items()}
     say(console, f"trained parameters: {cost.trained:,} ({_counts(trained)})")
     if cost.towers:
@@ -170,10 +170,10 @@ def _days(days: float) -> str:
 
 
 def show_study_cost(found: StudyEstimate, console: Console) -> None:
-    """Print what a run of each arm costs on one GPU, and all runs together.
+    """Print the cost of a run of each arm on one GPU, and the cost of all runs together.
 
-    Each arm has its own peak of memory; that of the first arm is given by part. A study that is not meant for a GPU
-    has one line, without time, and notes on what is not counted.
+    Each arm has its own peak of memory. The first arm's peak is printed by part. A study for the CPU gets one line
+    without time, and notes on costs that are not counted.
     """
     missing = [text for one in found.arms for text in one.cost.missing]
     if not found.for_gpu:
@@ -189,7 +189,7 @@ def show_study_cost(found: StudyEstimate, console: Console) -> None:
 
 
 def _show_arms(found: StudyEstimate, console: Console) -> None:
-    """Print a row for each arm, and the memory of the first by part."""
+    """Print a row for each arm, and the memory of the first arm by part."""
     heads = ("trained", "a step", "images/s", "train\nGiB", "score\nGiB", "GPU\ntime")
     numbers = [Column(head, justify="right", no_wrap=True) for head in heads]
     table = Table(Column("arm", min_width=10), *numbers, title=escape(f"Estimated cost of a run on one {found.gpu}"))

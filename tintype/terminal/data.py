@@ -1,4 +1,4 @@
-"""Progress and summaries of commands on stores: import, export, inspect, check, upgrade, add captions."""
+"""Progress and summaries of the commands on stores: import, export, inspect, check, upgrade, caption."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from tintype.terminal.view import R, View
 
 
 class ShapeSetting(View[Shapes]):
-    """The setting with the shapes."""
+    """View of the chosen shapes: the setting for a plan."""
 
     def show(self, result: Shapes) -> None:
         say(self.console, result.setting)
 
 
 class Import(View[Imported]):
-    """The progress of an import, the counts of the store, and what to do next."""
+    """View of an import: its progress, the counts of the new store, and the commands to run next."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
@@ -91,7 +91,7 @@ class Import(View[Imported]):
 
 
 def next_commands(path: Path) -> str:
-    """Return the commands that inspect a store and train on it; the smallest recipe runs on any machine."""
+    """Return commands that inspect a store and train on it, with the smallest recipe, which runs on any machine."""
     store = open_store(path)
     sides = np.minimum(*store.sizes())
     size_px = 32 if sides.min() >= 32 else 16
@@ -106,7 +106,7 @@ def next_commands(path: Path) -> str:
 
 
 class _Images(View[R]):
-    """The progress of a command that goes through the images of a store."""
+    """View that shows the progress of a command over the images of a store."""
 
     doing: ClassVar[str]
 
@@ -118,7 +118,7 @@ class _Images(View[R]):
 
 
 class Export(_Images[Exported]):
-    """The progress of an export, and the command that imports it again."""
+    """View of an export: its progress, and the command that imports the exported files."""
 
     doing = "exporting"
 
@@ -130,7 +130,7 @@ class Export(_Images[Exported]):
 
 
 class InspectedStore(_Images[Inspection]):
-    """The progress of an inspection, the problems that it found, and its page."""
+    """View of an inspection: its progress, the problems found, and the path of the page."""
 
     doing = "looking"
 
@@ -161,7 +161,7 @@ class InspectedStore(_Images[Inspection]):
 
 
 class _Checking(View[R]):
-    """The progress of a command that reads all of a store."""
+    """View that shows the progress of a command that reads all files of a store."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
@@ -170,7 +170,7 @@ class _Checking(View[R]):
 
 
 class StoreFacts(_Checking[StoreShown]):
-    """Lines on the content of a store, and the progress of its check."""
+    """View of a store: lines on its content, and the progress of its check."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
@@ -212,14 +212,14 @@ def _made_by(made_by: Mapping[str, Any]) -> str:
 
 
 class Upgrade(_Checking[AboutStore]):
-    """The identity of the upgraded store."""
+    """View of an upgrade: the identity of the upgraded store."""
 
     def show(self, result: AboutStore) -> None:
         say(self.console, f"{self.given['store']}: all columns have checksums; sha256 {result.identity[:12]}")
 
 
 class Recaptioning(View[Recaptioned | CaptionPrompt]):
-    """The progress of captioning, and what came of it."""
+    """View of captioning: its progress, its counts and its cost."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:

@@ -1,6 +1,6 @@
-"""Documents that commands write with `--json` where the result itself is not one. They may have more keys than these.
+"""Types of the JSON that commands write with `--json`, for results that are not written as they are.
 
-Every command may write an `ErrorDocument` in place of its result.
+A document may have more keys than its type declares. A command that fails writes an `ErrorDocument` instead.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Failure(BaseModel):
 
 
 class ErrorDocument(BaseModel):
-    """A command without a result."""
+    """Document of a command that failed."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -56,84 +56,87 @@ class CostRow(_Open):
     resolution: str
     device: str
     step_s: float | None
-    """Seconds of a training step; None where they were not measured."""
+    """Time of a training step in seconds; None if it was not measured."""
     relative: float | None
-    """These seconds over the baseline's."""
+    """Step time divided by the baseline's step time."""
     steps: int
     peak_bytes: int
-    """The most memory that torch reserved on the GPU; 0 where it was not measured."""
+    """Peak of the GPU memory that torch reserved, in bytes; 0 if it was not measured."""
     host_bytes: int
 
 
 class PriorityRow(_Open):
-    """An arm, or the baseline, on one primary metric. Gains are shares of the baseline's mean; more is better."""
+    """The priority of an arm, or of the baseline, on one primary metric.
+
+    Gains are fractions of the baseline's mean. A larger gain is better.
+    """
 
     arm: str
     resolution: str
     metric: str
     verdict: str
-    """The verdict, or why it is not ranked; empty for the baseline."""
+    """The arm's verdict, or the reason why the arm is not ranked; empty for the baseline."""
     gain: float | None
-    """Corrected for selection where there is a verdict; None of the baseline, and where it is not ranked."""
+    """The gain, corrected for selection if there is a verdict. None for the baseline and for arms without a rank."""
     low: float | None
     high: float | None
     equal_time: float | None
-    """The gain at the training time of the baseline; None where it was not scored."""
+    """The gain at the training time of the baseline; None if no run was scored at that time."""
     equal_time_low: float | None
     equal_time_high: float | None
     step_s: float | None
     cost: float | None
-    """Step time over the baseline's; None where it was not measured alone on a GPU."""
+    """Step time divided by the baseline's. None if no run that had a GPU to itself measured it."""
     rank_low: int | None
     rank_high: int | None
-    """First and last rank that it may have; None where it is not ranked."""
+    """The worst possible rank; `rank_low` is the best possible rank. Both are None for a plan without a rank."""
     of: int
     front: bool | None
     dominated_by: list[str]
-    """Plans that are shown better and are no dearer."""
+    """Plans of the same or lower cost that are shown to be better."""
 
 
 class Reported(_Open):
     report: str
-    """Path of the report."""
+    """Path of the HTML report."""
     results: str
     verdicts: list[VerdictRow]
     notes: list[dict[str, Any]]
     """Remarks on the verdicts, each with its `kind` and `text`."""
     costs: list[CostRow]
-    """Arms of which something was measured alone on a GPU."""
+    """Arms whose time or memory was measured by a run that had a GPU to itself."""
     priority: list[PriorityRow]
-    """Order in which to adopt arms, by primary metric: those on the front first."""
+    """Arms in the order in which to adopt them, for each primary metric: arms on the front first."""
 
 
 class Ran(Reported):
     done: int | None = None
-    """Runs of this command; None where it took those of a finished study."""
+    """Number of finished runs of this command. None if the command used the runs of a finished study."""
     total: int | None = None
     failed: list[str] = []
     left: str = ""
-    """The look that did not fit into the budget; empty where all were made."""
+    """The interim analysis (look) that did not fit into the budget. Empty if all were made."""
 
 
 class Planned(_Open):
     folder: str
     arms: list[dict[str, Any]]
-    """Each arm with its `changes`: value before and after, by dotted key."""
+    """Each arm with its `changes`: the baseline's and the arm's value, by the dotted key of the setting."""
     notes: list[dict[str, Any]]
     cost: dict[str, Any] | None
-    """With --dry-run: runs and seconds."""
+    """With --dry-run: number of runs and their seconds."""
 
 
 class JudgedRow(VerdictRow):
     better: str
-    """lower or higher."""
+    """Direction that is better: lower or higher."""
     words: str
-    """The verdict; where runs diverged, collapsed or are missing, how many."""
+    """The verdict, with the number of runs that diverged, collapsed or are missing, if any."""
     mean: float | None
     baseline_mean: float | None
     p: float | None
     level: float
-    """The confidence of the interval."""
+    """Confidence level of the interval."""
     margin: float | None
     seeds: int
     seeds_needed: int | None
@@ -159,7 +162,7 @@ class PlanShown(_Open):
 
 class Pushed(_Open):
     url: str | None = None
-    """None where the upload was declined, or not asked for."""
+    """Address of the upload. None if no upload was requested, or if it was declined."""
     commit: str | None = None
 
 
@@ -168,7 +171,7 @@ class ExportedFolder(Pushed):
     about: dict[str, Any]
     notes: list[str]
     figures: list[dict[str, float]]
-    """With --check: the largest differences from diffusers, by guidance."""
+    """With --check: the largest differences from diffusers' images, for each guidance scale."""
 
 
 class ImportedRun(_Open):
@@ -180,9 +183,9 @@ class ImportedRun(_Open):
 
 class WrittenCard(_Open):
     text: str
-    """The card."""
+    """The text of the card."""
     file: str | None
-    """None without --out."""
+    """Path of the written card; None without --out."""
     warnings: list[str]
 
 
@@ -194,10 +197,10 @@ class CheckedFile(_Open):
     plugin: dict[str, str]
     """Name and SHA-256 of the file."""
     parts: dict[str, list[str]]
-    """Names of its parts, by kind."""
+    """Names of the parts that the file adds, by kind."""
     passed: bool
     results: list[dict[str, Any]]
-    """Technique, check and outcome of each."""
+    """Technique, check and outcome of each result."""
 
 
 class EmaCurve(_Open):

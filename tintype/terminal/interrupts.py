@@ -1,8 +1,10 @@
-"""Interrupts: a command says in one line what is saved and how to resume; its exit code is 130 (SIGINT) or 143.
+"""Handle signals: an interrupted command prints one line on what is saved and how to resume.
 
-Until a command begins to work it has nothing to save, and imports for seconds: a signal ends it at once, since an
-exception that is raised within an import may be lost or become another. From then on a signal raises `Interrupted`, or
-sets a flag where a loop watches for it (`tintype.runtime.interrupt`).
+Its exit code is 130 after SIGINT, and 143 after SIGTERM.
+
+At first, a command imports modules for seconds and has nothing to save. A signal then ends it at once, because an
+exception within an import may be lost or turned into another. After the command begins to work, a signal raises
+`Interrupted`. In a loop that watches for signals (`tintype.runtime.interrupt`), the signal sets a flag instead.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ NOTHING_HARMED = "no file is left half written; run the same command again"
 
 
 class Interrupted(BaseException):
-    """Raised by a signal. `kept` says what is saved and how to resume, where the command knows."""
+    """Raised by a signal. `kept` says what is saved and how to resume; None if the command did not set it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -31,26 +33,26 @@ class Interrupted(BaseException):
 
 
 class _State:
-    """State of the one command of this process."""
+    """State of signal handling in this process's command."""
 
     begun = False
     signal: int | None = None
     """The number of the signal for which `Interrupted` was raised."""
     words = ""
-    """Sentence with which it ended."""
+    """The last line that the interrupted command printed."""
     hook: Callable[[sys.UnraisableHookArgs], object] = sys.unraisablehook
-    """Handler that was there before."""
+    """The handler that was installed before."""
 
 
 def begin_command() -> None:
-    """Reset the state of an earlier command in this process; catch lost exceptions of signals."""
+    """Reset the state of an earlier command in this process. Install the hook for `Interrupted` that Python drops."""
     _State.begun, _State.signal, _State.words = False, None, ""
     if sys.unraisablehook is not _raise_again:
         _State.hook, sys.unraisablehook = sys.unraisablehook, _raise_again
 
 
 def begin_work() -> None:
-    """From here on, pass a signal to the command, which may have something to save."""
+    """Let signals raise `Interrupted` from now on, since the command may have something to save."""
     _State.begun = True
 
 
@@ -60,12 +62,12 @@ def came() -> int | None:
 
 
 def last_words() -> str:
-    """Return what an interrupted command has said at its end; empty where it said nothing."""
+    """Return the last line that an interrupted command printed. Empty if there is none."""
     return _State.words
 
 
 def interrupt_command(number: int) -> None:
-    """Handle a command's first signal."""
+    """Handle the first signal that a command gets."""
     if not _State.begun:
         end_before_work(number)
         return
@@ -74,7 +76,7 @@ def interrupt_command(number: int) -> None:
 
 
 def _raise_again(lost: sys.UnraisableHookArgs) -> None:
-    """Raise `Interrupted` once more, a little later, where Python could not: within a destructor, or a callback."""
+    """Raise `Interrupted` again a little later, if Python dropped it within a destructor or a callback."""
     if isinstance(lost.exc_value, Interrupted):
         number = lost.exc_value.number
         signal.signal(signal.SIGALRM, lambda *_: interrupt_command(number))
@@ -84,14 +86,14 @@ def _raise_again(lost: sys.UnraisableHookArgs) -> None:
 
 
 def leave_training(number: int | None, step: int) -> NoReturn:
-    """End a command that was stopped while it trained."""
+    """End a command that a signal stopped during training."""
     leave(number, f"{f'saved at step {step}' if step else 'before the first step'}; run the same command to resume")
 
 
 def leave(number: int | None, kept: str) -> NoReturn:
     """End a command that the signal `number` has stopped.
 
-    The line goes past the console: the signal may have come within its print, after which it prints no more.
+    The last line is written without the console. A signal during the console's print may have left it unusable.
     """
     _State.words = f"interrupted: {kept}"
     if not progress_console.quiet:

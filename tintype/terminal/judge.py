@@ -1,4 +1,4 @@
-"""Verdicts on the runs of any trainer, as a table like that of a study."""
+"""Print verdicts on the runs of any trainer, in a table like that of a study."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tintype.terminal.lines import VERDICT_STYLE, number, say, say_note
 from tintype.terminal.view import View
 
 _MOST_COLUMNS = 3
-"""Metrics with a column of their own where none is primary."""
+"""Largest number of metrics with their own column if no metric is primary."""
 
 
 class Verdicts(View[Judgement]):
-    """The verdicts as a table, what to know about them, and where the report is."""
+    """View of `judge`: the table of verdicts, notes on them, and the path of the report."""
 
     def show(self, result: Judgement) -> None:
         show_judgement(result, self.console)

@@ -1,4 +1,4 @@
-"""Lines, notes and numbers, all printed alike, and the console that prints them."""
+"""Functions that print lines and notes in one style, and the console that prints them."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ VERDICT_STYLE = {
 
 
 class EncodedConsole(Console):
-    """A console that replaces control characters, and what its encoding lacks, before it measures text.
+    """A console that replaces control characters, and characters that its encoding lacks, before it measures text.
 
-    So tables stay aligned. Colours and moves of the cursor, which it adds itself, go past the check of
+    So tables stay aligned. The console's own escape codes for colours and cursor moves bypass the check of
     `runtime.streams`.
     """
 
     @property
     def file(self) -> IO[str]:
-        """Return the stream below all wrappers. A live display wraps the checked stream once more."""
+        """Return the stream below all wrappers. A live display adds a wrapper to the checked stream."""
         file = super().file
         while (below := getattr(file, "rich_proxied_file", None)) is not None:
             file = below
@@ -51,7 +51,7 @@ class EncodedConsole(Console):
 
 
 progress_console = EncodedConsole(stderr=True, emoji=False)
-"""For all that is no result: stdout stays clean for `--json`. On ranks that do not lead it is quiet."""
+"""Console for progress and notes, on stderr, so that stdout holds only results. It prints on the first rank only."""
 
 
 def number(value: float | None, form: str = ".4g") -> str:
@@ -59,25 +59,25 @@ def number(value: float | None, form: str = ".4g") -> str:
 
 
 def say(console: Console, text: str, style: str | None = None) -> None:
-    """Print one line, however long, with the text as it is: a path may have brackets or colons in it."""
+    """Print the text on one line, without wrapping or markup. A path may contain brackets or colons."""
     console.print(text, style=style, soft_wrap=True, highlight=False, markup=False, emoji=False)
 
 
 def say_note(console: Console, text: str) -> None:
-    """Print what the user should know and what stops nothing."""
+    """Print a note: something that the user should know but that does not stop the command."""
     say(console, f"note: {text}", "yellow")
 
 
 def say_chosen(run: Run) -> None:
-    """Name the run of an arm that was chosen in the folder of a study."""
+    """Print which run of an arm was chosen from the folder of a study."""
     if run.arm:
         say(progress_console, f"arm '{run.arm}', seed {run.plan.seed}: {run.path}")
 
 
 def start_live(live: Live) -> None:
-    """Start a display that is redrawn in place. What other code prints meanwhile appears above it."""
+    """Start a display that is redrawn in place. Text that other code prints appears above it."""
     live.start()
-    prepare_streams()  # the streams that it puts in place of stdout and stderr obey escape codes
+    prepare_streams()  # the display replaces stdout and stderr by streams that interpret escape codes
     live.refresh()
 
 
@@ -88,6 +88,6 @@ class _Stderr(logging.Handler):
 
 
 def show_notes() -> None:
-    """Print every note of the other rooms from now on. A second call changes nothing."""
+    """Print every note of the other packages of tintype from now on. A second call changes nothing."""
     if not any(isinstance(handler, _Stderr) for handler in LOGGER.handlers):
         LOGGER.addHandler(_Stderr())

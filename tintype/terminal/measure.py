@@ -33,7 +33,7 @@ from tintype.terminal.view import View
 _SHOWN_PARTS = ("forward", "backward", "optimizer", "tokenizer", "data")
 _STYLE = {"mistake": "red", "note": "yellow"}
 _MOST_PLACES = 3
-"""Named on the terminal; JSON has all."""
+"""Largest number of places that the terminal names for each finding. JSON names all."""
 _TYPE_COLUMNS: dict[Role, str] = {
     "weights": "weights",
     "gradients": "grads",
@@ -49,7 +49,7 @@ _NOTHING_MEASURED = "nothing was measured; run the same command again"
 
 
 class Speed(View[Measurement]):
-    """The progress of a measurement, its numbers, and how they compare with recorded ones."""
+    """View of `bench`: progress, the measured numbers, and their comparison with recorded numbers."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
@@ -98,7 +98,7 @@ class Speed(View[Measurement]):
 
 @singledispatch
 def show(result: AnyResult, console: Console) -> None:
-    """Print a measurement, by its type: by default each number on a line of its own, those of a mapping on one."""
+    """Print a measurement in the form for its type. The default is one line per number or mapping of numbers."""
     for name, value in (result if isinstance(result, dict) else asdict(result)).items():
         inner = value if isinstance(value, Mapping) else {"": value}
         rounded = {key: f"{v:.3g}" if isinstance(v, float) else v for key, v in inner.items()}
@@ -107,11 +107,11 @@ def show(result: AnyResult, console: Console) -> None:
 
 @show.register
 def show_comparison(result: Comparison, console: Console) -> None:
-    """Print the rows as a table, optimizers beside their floor, and a note for each row that is not to be trusted."""
+    """Print the rows as a table, with optimizers beside their floor, and a note for each unreliable row."""
     title = f"{result.environment['device']}, median (slowest–fastest) of {result.steps} steps"
     table = Table(title=escape(title), title_justify="left", box=None, padding=(0, 2, 0, 0))
     for name in ("tokens", "px", "batch", "technique", "images/s", "× dense", "/\n".join(_SHOWN_PARTS) + " %", "GiB"):
-        if name == "technique":  # its options can be long, and must not push the numbers out of sight
+        if name == "technique":  # a technique's options can be long, and must not push the numbers out of the table
             table.add_column(name, justify="left", overflow="fold")
         else:
             table.add_column(name, justify="right", no_wrap=True)
@@ -196,7 +196,7 @@ def _seconds_words(run: RunSeconds) -> str:
 
 
 def show_changes(changes: Sequence[Change], tolerance: float, console: Console) -> None:
-    """Print each figure beside the recorded one, then the names of those that are slower."""
+    """Print each speed beside the recorded speed, then the names of slower ones."""
     for one in changes:
         ratio = "" if one.ratio is None else f", {one.ratio:.3f} ×"
         recorded, now = number(one.recorded) or "not", number(one.now) or "missing"
@@ -206,7 +206,7 @@ def show_changes(changes: Sequence[Change], tolerance: float, console: Console) 
 
 
 class Findings(View[Audit]):
-    """A row for each group of tensors, then the findings."""
+    """View of `audit`: a row for each group of tensors, then the findings."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
@@ -248,9 +248,9 @@ Cell = Callable[[Group], str]
 
 
 def _groups_table(seen: Seen, title: str) -> Table:
-    """Return a line for each room, with the inputs of its modules, and below it one for each kind of tensor.
+    """Return a table with one line per part of the model, for its modules' inputs, and one per kind of tensor below.
 
-    Columns in which nothing stands are left out.
+    Empty columns are left out.
     """
     groups = seen.in_order
     columns: list[tuple[str, Cell]] = [
@@ -279,7 +279,7 @@ def _types_of(role: Role) -> Cell:
 
 
 def percent(share: float | None) -> str:
-    """Write a share; one that is not zero is never written as zero."""
+    """Return a fraction as percent. A fraction above zero is never shown as zero."""
     if share is None:
         return ""
     if 0 < share < 0.001:

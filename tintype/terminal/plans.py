@@ -1,4 +1,4 @@
-"""Lists of recipes, studies and techniques, and plans: shown, compared, and described by their schema."""
+"""Print lists of recipes, studies and techniques, and print plans, their differences and their schema."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RecipeTable(View["list[ListedRecipe]"]):
         for one in result:
             size = one.denoiser_parameters
             denoiser = "" if size is None else numerals.count(size, 2)
-            words = one.description.partition(": ")[0]  # the rest says what the other columns say
+            words = one.description.partition(": ")[0]  # the rest repeats the other columns
             row = [str(one.size_px), denoiser, f"{one.steps:,} × {one.batch}"]
             table.add_row(one.name, escape(words), one.device, *row)
         self.console.print(table)
@@ -54,16 +54,16 @@ class TechniqueTable(View["list[ListedTechnique]"]):
 
 
 def _plugin_of(name: str) -> str:
-    """Return which plugin a technique is from, in words; empty for tintype's own."""
+    """Return the plugin that a technique comes from, in words. Empty for tintype's own techniques."""
     one = added("techniques").get(name)
     return f"from the plugin {one.plugin.name}" if one else ""
 
 
 def _options(options: type[Settings]) -> str:
-    """List the options, each with its default if it has one."""
+    """Return the options of a technique as text, each with its default if it has one."""
     shown = []
     for key, field in options.model_fields.items():
-        if key == "kind":  # a part itself: its kind is the technique's
+        if key == "kind":  # the options are a part, whose kind the technique sets
             continue
         key = field.alias or key
         default = field.get_default(call_default_factory=True)
@@ -75,7 +75,7 @@ def _options(options: type[Settings]) -> str:
 
 
 class PlanText(View[Plan]):
-    """A plan as a file, after its hash."""
+    """View of a plan: its hash, then the plan as YAML."""
 
     def show(self, result: Plan) -> None:
         sys.stdout.write(f"# hash: {result.hash}\n{result.to_yaml()}")
@@ -85,7 +85,7 @@ class PlanText(View[Plan]):
 
 
 class PlanChanges(View["PlanDiff"]):
-    """A line for each setting in which two plans differ."""
+    """View of `plan diff`: a line for each setting that differs between two plans."""
 
     def show(self, result: PlanDiff) -> None:
         for key, (old, new) in result.changes.items():
@@ -95,7 +95,7 @@ class PlanChanges(View["PlanDiff"]):
 
 
 class Schema(View[dict[str, Any]]):
-    """A schema, which is JSON in any case."""
+    """View of a schema, which is written as JSON with or without `--json`."""
 
     def show(self, result: dict[str, Any]) -> None:
         if not self.console.quiet:  # another rank prints it

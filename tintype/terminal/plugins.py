@@ -1,4 +1,4 @@
-"""Results of the commands for plugins."""
+"""Print the results of the commands for plugins."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class NextSteps(View[Path]):
-    """Commands to run next on a file that was written for a technique."""
+    """View of `new technique`: the commands to run next on the new file."""
 
     def show(self, result: Path) -> None:
         file, name = quote(str(result)), self.given["name"]
@@ -34,7 +34,7 @@ class NextSteps(View[Path]):
 
 
 class Checks(View[Checked]):
-    """A line for each check as it ends, then how many have passed."""
+    """View of `check`: a line for each check when it ends, then the number of passed checks."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:

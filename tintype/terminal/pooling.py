@@ -1,4 +1,4 @@
-"""Several studies of one comparison, shown together."""
+"""Print the pooled results of several studies of one comparison."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tintype.terminal.view import View
 
 
 class Tables(View[Pooled]):
-    """Each arm's primary metrics, then what is decided on the others."""
+    """View of `pool`: the primary metrics of each arm, then decided verdicts on other metrics."""
 
     def show(self, result: Pooled) -> None:
         for words in result.left_out:
@@ -61,7 +61,7 @@ def _show_arm(arm: PooledArm, console: Console) -> None:
 
 
 def _together(one: PooledMetric) -> str:
-    """Return the mean that the verdict is of; beside it the mean across studies, where that is another one."""
+    """Return the mean that the verdict is about, and the mean across studies if it is different."""
     across = one.across is not None and one.across != one.difference
     beside = f"\nacross studies {_words(one.across)}" if across and one.across else ""
     share = f" ({one.relative:+.1%})" if one.relative is not None else ""

@@ -1,4 +1,4 @@
-"""How many seeds a study needs, as tables and sentences."""
+"""Print the number of seeds that a study needs, as tables and sentences."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tintype.wording import rendered
 
 
 class Seeds(View[PowerPlan]):
-    """The smallest changes that each number of seeds finds, and how many seeds to take."""
+    """View of `power`: the smallest change that each number of seeds can find, and the number of seeds to take."""
 
     def show(self, result: PowerPlan) -> None:
         for reason in result.skipped:

@@ -1,4 +1,4 @@
-"""The list of presets: public sets of images that can be imported by name."""
+"""Print the presets: public data sets of images that can be imported by name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tintype.terminal.view import View
 
 
 class Presets(View[list[DataPreset]]):
-    """A table of all presets, or all about one."""
+    """View of the presets: a table of all presets, or all details of one preset."""
 
     def show(self, result: list[DataPreset]) -> None:
         if self.given["preset"] is None:

@@ -27,27 +27,32 @@ if TYPE_CHECKING:
     from tintype.runtime.interrupt import Interrupt
 
 LOG_EVERY_S = 9.0
-"""A log gets a line at least every ten seconds; one second is spare for a thread that wakes up late."""
+"""Seconds between two lines in a log. A line is promised every ten seconds; the thread may wake up one second late."""
 _SPEED_WINDOW_S = 30.0
 _SURE_S = 60.0
 _MOST_TIMES = 30.0
-"""The time left is shown once there was progress for `_SURE_S`, or where it is at most so many times what has passed:
-in the first minute start-up and compilation take longer than all steps."""
+"""The time left is shown after `_SURE_S` seconds of progress, or if it is at most this multiple of the elapsed time.
+
+In the first minute, start-up and compilation can take longer than all steps.
+"""
 _PERCENT_COLUMNS = 4
 _NAME_COLUMNS, _FEWEST_COLUMNS = 24, 16
-"""Columns of the terminal that a long name keeps while other words can be left out, and to keep the time left."""
+"""Columns of the terminal for a long name: before other words are left out, and at least, to show the time left."""
 _ROUNDING = 1e-6
-"""Fifty fiftieths of an image are one."""
+"""Tolerance for rounding: fifty fiftieths of an image must count as one image."""
 
 
 def shows_bars(console: Console) -> bool:
-    """Return whether it is a terminal. FORCE_COLOR makes rich take a file for one."""
+    """Return whether the console writes to a terminal. With FORCE_COLOR, rich would treat a file as a terminal."""
     return console.is_interactive and console.file.isatty()
 
 
 class Heartbeat:
-    """Write `line()` to a log every `LOG_EVERY_S` seconds, whatever the main thread does. Of several, the one that
-    began last writes. Terminals and ranks that do not lead get nothing."""
+    """Write `line()` to a log every `LOG_EVERY_S` seconds, from a thread, even while the main thread is busy.
+
+    If several heartbeats run, only the newest one writes. Nothing is written to a terminal, or by ranks after the
+    first.
+    """
 
     _running: ClassVar[list[Heartbeat]] = []
 
@@ -69,7 +74,10 @@ class Heartbeat:
         self._running.remove(self)
 
     def write(self, repeat: bool = True) -> None:
-        """Write one line now; if not `repeat`, only a new one. A log that is gone does not end the command."""
+        """Write one line now. Without `repeat`, write it only if it differs from the last line.
+
+        A log that cannot be written does not end the command.
+        """
         if self._console.quiet or shows_bars(self._console):
             return
         before, self._last = self._last, (line := self._line())
@@ -101,7 +109,7 @@ class Bar:
         self._first_progress_s: float | None = None
 
     def show(self, doing: str | None, done: float | None, total: float | None, note: str | None) -> None:
-        """Another `doing` begins anew: the speed of one part says nothing about the next."""
+        """Update the bar. A new `doing` resets progress and speed, since two activities have different speeds."""
         if doing is not None and visible(doing) != self.doing:
             self._begin(doing)
         self.total = self.total if total is None else total
@@ -117,7 +125,7 @@ class Bar:
 
     @property
     def per_s(self) -> float | None:
-        """Speed of the last half minute, or between the last two reports where these are rarer."""
+        """Speed over the last half minute, or between the last two updates if these are further apart."""
         if len(self._samples) < 2:
             return None
         (first_s, first), (last_s, last) = self._samples[0], self._samples[-1]
@@ -147,7 +155,7 @@ class Bar:
 
     @property
     def speed(self) -> str:
-        """Only of images: those of a step are counted by the trainer, which knows what to leave out."""
+        """Speed in images per second; empty for other units. The trainer reports the speed of training steps itself."""
         return f"{short(self.per_s)} images/s" if self.unit == "images" and self.per_s is not None else ""
 
     @property
@@ -160,18 +168,18 @@ class Bar:
 
     @property
     def state(self) -> list[str]:
-        """Parts of what is shown after the bar, the most important first."""
+        """Parts of the text after the bar, the most important first."""
         return [self.stopping] if self.stopping else self.words.split(" · ")
 
 
 class Progress:
-    """The progress of a command, on one bar or several.
+    """The progress of a command, shown as one or several bars on a terminal, and as lines in a log.
 
-    In a log it is one line at the start, at least every ten seconds, and at the end. The lines come from a thread: a
-    step, a compilation or a download that takes minutes is not silent.
+    A log gets one line at the start, at least one every ten seconds, and one at the end. A thread writes them, so they
+    also appear during a step, a compilation or a download that takes minutes.
 
-    `kept` says what an interrupted command saves and how to resume it. `interrupt` is that of a loop that watches for
-    signals itself: once one has come, the command is shown as stopping.
+    `kept` says what an interrupted command saves and how to resume the command. Pass `interrupt` for a loop that
+    watches for signals itself. After a signal, the progress then shows that the command is stopping.
     """
 
     def __init__(
@@ -201,7 +209,7 @@ class Progress:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._heartbeat.__exit__()
-        if self._drawn.live.is_started:  # else it would print an empty line
+        if self._drawn.live.is_started:  # stopping a display that was not started prints an empty line
             self._drawn.stop()
         if error is None:
             self._heartbeat.write(repeat=False)
@@ -217,7 +225,10 @@ class Progress:
         *,
         row: str = "",
     ) -> None:
-        """Update a bar; what is left out stays. A new `doing` begins at 0, without a total. A new `row` is added."""
+        """Update the bar of a row. Arguments that are None keep their values. A new `row` adds a bar.
+
+        A new `doing` resets the bar to 0, without a total.
+        """
         if row not in self._rows:
             self._add(row, Bar(doing or row, None, "", self._interrupt))
         bar, task = self._rows[row]
@@ -233,7 +244,7 @@ class Progress:
             self._drawn.remove_task(found[1])
 
     def console_for_lines(self, console: Console) -> Console:
-        """Return the console for lines while bars are drawn: above them, if `console` is a terminal too."""
+        """Return the console to print lines with. If `console` is a terminal, its lines appear above the drawn bars."""
         return self._console if shows_bars(self._console) and console.is_terminal else console
 
     def _add(self, row: str, bar: Bar) -> None:
@@ -252,8 +263,8 @@ class Progress:
 
 @contextmanager
 def stoppable(doing: str, total: float | None = None, unit: str = "images") -> Iterator[tuple[Progress, Interrupt]]:
-    """Show the progress of a loop that watches for signals itself, and saves what it has when one comes."""
-    from tintype.runtime.interrupt import watch_signals  # torch, which is slow to import
+    """Show the progress of a loop that watches for signals itself, and saves its work when a signal comes."""
+    from tintype.runtime.interrupt import watch_signals  # imports torch, which is slow
 
     with watch_signals() as interrupt:
         try:
@@ -264,11 +275,13 @@ def stoppable(doing: str, total: float | None = None, unit: str = "images") -> I
 
 
 class _DrawnBars(RichProgress):
-    """Bars that fit the width of the terminal: what matters least is left out, in all rows alike."""
+    """Bars that fit the width of the terminal. If space is short, all rows leave out the least important column."""
 
     def __init__(self, console: Console) -> None:
         self._terminal = console
-        super().__init__(console=console, transient=True, redirect_stdout=False)  # it would end up on stderr
+        super().__init__(
+            console=console, transient=True, redirect_stdout=False
+        )  # the redirected text would go to stderr
 
     def make_tasks_table(self, tasks: Iterable[Task]) -> Table:
         shown = list(tasks)
@@ -287,7 +300,7 @@ class _DrawnBars(RichProgress):
 
 @dataclass(frozen=True)
 class _Layout:
-    """Columns of names and bars, how many parts of the state are shown, and whether the time left is."""
+    """Widths of names and bars in columns, number of shown parts of the state, and whether the time left is shown."""
 
     name: int
     bar: int
@@ -296,7 +309,11 @@ class _Layout:
 
 
 def _fitting(bars: Sequence[Bar], width: int) -> _Layout:
-    """Choose what fits. The bar goes first, then the last parts of the state, the time left, the rest of the state."""
+    """Choose the layout that fits the width.
+
+    If space is short, the bar is left out first. Then the last parts of the state, the time left, and the rest of the
+    state are left out, in this order.
+    """
     longest, left = _widest(bar.doing for bar in bars), _widest(bar.left for bar in bars)
     most = max((len(bar.state) for bar in bars), default=0)
     layouts = [
@@ -318,7 +335,7 @@ def _widest(texts: Iterable[str]) -> int:
 
 
 def _shortened(name: str, columns: int) -> str:
-    """Return a name with its middle left out where it is too long: its end tells arms and seeds apart."""
+    """Return a name without its middle if it is too long. The end is kept, since it distinguishes arms and seeds."""
     if cell_len(name) <= columns:
         return name
     kept = max(columns - 1, 1)
@@ -332,7 +349,7 @@ def speed_note(loss: float | None, images_per_s: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Write a duration as 45 s, 3 min 20 s or 2 h 05 min."""
+    """Return a duration as text, such as 45 s, 3 min 20 s or 2 h 05 min."""
     whole = math.ceil(seconds)
     minutes, left_s = divmod(whole, 60)
     if whole < 60:

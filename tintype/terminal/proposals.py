@@ -1,4 +1,4 @@
-"""Proposals to a study: the answer to one, and the list of all."""
+"""Print proposals to a study: the answer to one proposal, or the list of all."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STYLE = {"keep": "green", "drop": "red"}
 
 
 class Answers(OfRuns[Proposal | list[Proposal]]):
-    """The progress of a proposal's runs and its answer, or the list of all proposals."""
+    """View of `propose`: the progress of a proposal's runs and its answer, or the list of all proposals."""
 
     def show(self, result: Proposal | list[Proposal]) -> None:
         if isinstance(result, list):
@@ -28,7 +28,7 @@ class Answers(OfRuns[Proposal | list[Proposal]]):
 
 
 def show_proposal(found: Proposal, console: Console) -> None:
-    """Show the answer to a proposal, its comparisons, and what is left of the error."""
+    """Print the answer to a proposal, its comparisons, and the error rate left for later proposals."""
     say(console, f"{found.name}: {found.words}", _STYLE.get(found.answer, "yellow"))
     for metric, row in found.comparisons.items():
         interval = " [{:+.3g}, {:+.3g}]".format(*ends) if (ends := row.ends) else ""
@@ -45,7 +45,7 @@ def show_proposal(found: Proposal, console: Console) -> None:
 
 
 def show_proposals(found: Sequence[Proposal], console: Console) -> None:
-    """Show all proposals to a study."""
+    """Print all proposals to a study."""
     table = Table("", "proposal", "answer", "seeds", "spent", title="Proposals")
     for one in found:
         answer = f"[{_STYLE.get(one.answer, 'yellow')}]{one.answer}[/]: {escape(one.reason)}"

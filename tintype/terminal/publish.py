@@ -1,4 +1,4 @@
-"""Progress and results of mirroring and publishing."""
+"""Progress and results of the commands that mirror and publish models."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 _NOTHING_WRITTEN = "nothing was written; run the same command again"
 
 _SHOWN = 10
-"""Damaged files that an error lists."""
+"""Largest number of damaged files that an error lists."""
 
 
 class Export(View["ExportedRun"]):
-    """The progress of an export by its stages, what was written, and where it was sent."""
+    """View of `export`: progress by stages, the written files, and the address of the upload."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
@@ -87,7 +87,7 @@ class Export(View["ExportedRun"]):
 
 
 class Import(View["ImportedModel"]):
-    """The run that a model became."""
+    """View of `import`: the run that was made from a model."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
@@ -107,7 +107,7 @@ class Import(View["ImportedModel"]):
 
 
 class CardText(View["Card"]):
-    """A card, or where it was written."""
+    """View of `card`: the text of the card, or the path of the written file."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
@@ -133,7 +133,7 @@ class CardText(View["Card"]):
 
 
 class Push(View["Pushed | None"]):
-    """The files, the question whether to send them, and where they are. Exit code 1 where the user said no."""
+    """View of `push`: the files, the question whether to upload them, and the address. Exit code 1 if declined."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
@@ -154,7 +154,7 @@ class Push(View["Pushed | None"]):
 
 @contextmanager
 def _sending(folder: Path, repo: str) -> Iterator[None]:
-    """Show that files are sent. On a terminal the hub draws bars of its own."""
+    """Show that files are being uploaded. On a terminal, huggingface_hub draws its own bars."""
     begin_work()
     began_s = time.monotonic()
     try:
@@ -166,7 +166,7 @@ def _sending(folder: Path, repo: str) -> Iterator[None]:
 
 
 def _consent(yes: bool, console: Console) -> Consent | None:
-    """Return the question whether to send; None where nobody can answer it."""
+    """Return a function that asks the user whether to upload; None if nobody can answer at a terminal."""
 
     def ask(upload: Upload, destination: Destination) -> bool:
         from typer import confirm
@@ -201,7 +201,7 @@ def _show_pushed(pushed: Pushed | None, console: Console) -> None:
 
 
 class Mirror(View["list[SyncUnit] | Mirrored"]):
-    """The progress of a copy and its counts, or the list of what a place has. Damaged files are an error."""
+    """View of `sync`: progress and counts of a copy, or the list of files in a place. Damaged files are an error."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:

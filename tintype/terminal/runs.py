@@ -1,4 +1,4 @@
-"""Progress and results of training and scoring a run, and of its weight averages."""
+"""Progress and results of the commands that train, sample and score a run, and score its weight averages."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ _SCENE_PROMPT = "a red ball"
 
 
 class Training(View["Run"]):
-    """The progress of a training, what it reached, and what to do next."""
+    """View of `train`: progress, the results of the training, and the commands to run next."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
         plan, out = self.given["plan"], self.given["out"]
         show_warnings(plan, self.lines)
         if not RunRecord(out, plan).is_trained:
-            training_device(plan)  # refuses before a line says that it trains
+            training_device(plan)  # raises errors before a line says that training begins
         self._began_s = time.monotonic()
         with stoppable("preparing", unit="steps") as (bars, self._interrupt):
 
@@ -84,7 +84,7 @@ class Training(View["Run"]):
 
 
 def _show_events(record: RunRecord, step: int, console: Console) -> None:
-    """Say which steps were skipped, and what was damaged and how it was restored."""
+    """Print which steps were skipped, and which files were damaged and how they were restored."""
     if skipped := sum(event["event"] in SKIPS for event in record.events):
         say_note(console, f"{skipped} of {step} steps were skipped: {record.events_file.name} says which")
     for event in record.events:
@@ -97,7 +97,11 @@ def _show_events(record: RunRecord, step: int, console: Console) -> None:
 
 
 def _trained_words(out: Path, steps: int, lines: Sequence[dict[str, Any]], seconds: float) -> str:
-    """`lines` are those of this command: the speed of an earlier one may be another machine's."""
+    """Return a sentence on the finished training.
+
+    `lines` are the log lines of this command only, since an earlier command may have run on another machine with
+    another speed.
+    """
     last = lines[-1] if lines else {}
     loss = f"final loss {last['loss']:.4f}" if last.get("loss") is not None else ""
     speed = f"{short(images_per_s(lines))} images/s" if lines else ""
@@ -110,7 +114,7 @@ def show_warnings(plan: Plan, console: Console) -> None:
 
 
 def say_next(plan: Plan, out: Path, console: Console) -> None:
-    """Name the commands that work on a trained run, and what its data is too small for."""
+    """Print the commands to run on a trained run, and which of them its data is too small for."""
     command = " ".join(["tintype", *(f"--plugin {shlex.quote(str(file))}" for file in given_files())])
     run, evaluate = shlex.quote(str(out)), f", or {command} evaluate {shlex.quote(str(out))}"
     if not plan.data.of_scenes and plan.data.at_hand:
@@ -123,7 +127,7 @@ def say_next(plan: Plan, out: Path, console: Console) -> None:
 
 
 class Sampling(View["Sampled"]):
-    """The progress of sampling, and where the images are."""
+    """View of `sample`: progress, and the paths of the images."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
@@ -138,7 +142,7 @@ class Sampling(View["Sampled"]):
 
 
 class Scores(View["MetricValues"]):
-    """The progress of scoring, and the metrics."""
+    """View of `evaluate`: progress, and the metrics."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
@@ -202,7 +206,7 @@ def show_evaluation(title: str, result: MetricValues, meanings: Mapping[str, Def
 
 
 class Lengths(View[Curve]):
-    """The progress of scoring weight averages, and their curve, which an interrupted command shows too."""
+    """View of `ema`: the progress of scoring weight averages, and their curve. An interrupted command shows it too."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""A server of pages in the terminal: its address, and its end."""
+"""Print the address of the server of pages, and handle its end."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tintype.terminal.view import View
 
 
 class Serving(View[Served]):
-    """The address of the pages, which `--json` writes at once. A log gets no more than that."""
+    """View of `serve`: the address of the pages, which `--json` writes at once. A log gets no other line."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
-        """Say where the pages are, and that nothing is lost when a signal ends the command."""
+        """Print the address of the pages. If a signal ends the command, print that nothing is lost."""
 
         def on_start(served: Served) -> None:
             put_now(asdict(served))
@@ -37,4 +37,4 @@ class Serving(View[Served]):
             raise
 
     def finish(self, result: Served) -> None:
-        """Print no more: the address was printed at the start."""
+        """Print nothing, since the address was printed at the start."""

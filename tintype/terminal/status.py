@@ -1,4 +1,4 @@
-"""How far a study is, as a table that can be watched."""
+"""Print the progress of a study as a table, once or updated in place."""
 
 from __future__ import annotations
 
@@ -29,15 +29,18 @@ _WORDS: dict[RunState, str] = {
     "failed": "failed",
     "diverged": "diverged",
 }
-"""The words for each state in the first line, in this order; those of runs that a look may want depend on the study."""
+"""Words for each state of runs in the first line, in this order.
+
+The words for runs that an interim analysis may still need depend on the study.
+"""
 
 
 class Runs(View[StudyStatus]):
-    """The state of a study as a table, which can be watched."""
+    """View of `status`: a table of the study's progress, once or updated in place."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
-        """Show the status anew in place while it is watched."""
+        """Update the status in place with `--watch`."""
         if not self.given["watch"]:
             yield {}
             return
@@ -63,7 +66,7 @@ class Runs(View[StudyStatus]):
 
 
 def shown(status: StudyStatus) -> Group:
-    """Return the counts, the time, the failures, and a table of the runs under way."""
+    """Return the counts of runs, the time left, the failures, and a table of the current runs."""
     named = {**_WORDS, "perhaps": status.perhaps_words}
     counts = {words: len(status.of(state)) for state, words in named.items()}
     summary = ", ".join(f"{count} {words}" for words, count in counts.items() if count)

@@ -1,4 +1,4 @@
-"""Progress and results of a study: its arms before the first step, its running runs, its verdicts."""
+"""Progress and results of a study: its arms before the first step, its current runs, its verdicts."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ R = TypeVar("R")
 
 
 class OfRuns(View[R]):
-    """A view of a command that runs a study's runs, or reads them."""
+    """View of a command that trains or reads the runs of a study."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
-        """Show the runs under way."""
+        """Show the progress of the current runs."""
         yield {"on_progress": ShownProgress(self.lines)}
 
     def show_results(self, result: Results) -> None:
-        """Print the verdicts, and what was left for later."""
+        """Print the verdicts, and the interim analysis that the budget left for later."""
         show_report(result.content, result.report, self.console)
         if result.outcome is not None and result.outcome.left:
             then = "run the same command with a larger --budget, or none, to go on"
@@ -63,7 +63,7 @@ class OfRuns(View[R]):
 
 
 class Verdicts(OfRuns[Results]):
-    """The verdicts of a study, read again."""
+    """View of `report`: the verdicts of a study, from a new comparison of its runs."""
 
     def show(self, result: Results) -> None:
         self.show_results(result)
@@ -80,11 +80,11 @@ class Verdicts(OfRuns[Results]):
 
 
 class Ablation(OfRuns[Results | PlannedStudy]):
-    """The arms and notes of a study before its first step, the progress of its runs, and its verdicts."""
+    """View of `ablate`: arms and notes before the first step, progress of the runs, and the verdicts."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
-        """Show the plan, then the runs under way."""
+        """Show the planned study, then the progress of the current runs."""
         with super().calls() as calls:
             yield {"on_begin": self._begin, **calls}
 
@@ -115,7 +115,7 @@ class Ablation(OfRuns[Results | PlannedStudy]):
 
 
 class Replication(OfRuns[Results | PlannedReplication]):
-    """The verdicts that are held against fresh seeds, the progress of these, and what they show."""
+    """View of `replicate`: the tested verdicts, the progress of the fresh runs, and the outcome for each verdict."""
 
     def show(self, result: Results | PlannedReplication) -> None:
         if isinstance(result, Results):
@@ -133,11 +133,11 @@ class Replication(OfRuns[Results | PlannedReplication]):
 
 
 class Workers(View[Worked]):
-    """The progress of the runs that the workers take."""
+    """View of `work`: the progress of the runs that this command's workers take."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
-        """Show the runs under way."""
+        """Show the progress of the current runs."""
         yield {"on_progress": ShownProgress(self.lines, signal.SIGTERM)}
 
     def finish(self, result: Worked) -> None:
@@ -157,11 +157,11 @@ def _taken(result: Worked) -> str:
 
 
 class Launch(View[list[str]]):
-    """Lines on the workers that were started elsewhere, and how to follow them."""
+    """View of `launch`: a line for each worker on another machine, and the command that follows the study."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
-        """Show each line as it comes: workers of Ray end with the command."""
+        """Print each line at once, since the command stays as long as workers of Ray run."""
         yield {"on_line": lambda line: say(self.lines, line)}
 
     def show(self, result: list[str]) -> None:
@@ -184,7 +184,7 @@ def _reported(result: Results) -> documents.Reported:
 
 
 def _ran(result: Results) -> documents.Ran:
-    """Return the document of runs, with counts if this command made any."""
+    """Return the document of a study's results, with counts of runs if this command trained any."""
     found, outcome = documents.Ran(**dict(_reported(result))), result.outcome
     if outcome is not None:
         found.done, found.total, found.left = outcome.done, outcome.total, outcome.left
@@ -198,7 +198,7 @@ def show_report(results: StudyResults, page: Path, console: Console) -> None:
 
 
 class ShownProgress(StudyProgress):
-    """Shows what a study reports. `ends_by` replaces the signal in the exit code of a command that was stopped."""
+    """Shows the reports of a study. `ends_by` replaces the signal in the exit code of a stopped command."""
 
     def __init__(self, console: Console, ends_by: int | None = None) -> None:
         self._console, self._ends_by = console, ends_by
@@ -221,7 +221,7 @@ class ShownProgress(StudyProgress):
         say(progress_console, f"note: {rendered(text)}")
 
     def stopped(self, number: int | None, kept: str, outcome: StudyOutcome | None = None) -> None:
-        """Show what is done, and end the command if something is left."""
+        """Show the finished runs, and end the command if runs are left."""
         if not kept:
             return
         if outcome is not None and outcome.report is not None:
@@ -232,7 +232,7 @@ class ShownProgress(StudyProgress):
 
 
 def show_arms(study: Study, console: Console) -> None:
-    """Show the resolved diff of every arm, before the first step."""
+    """Print the changes of every arm against the baseline, before the first step."""
     resolutions = study.by_resolution()
     first = ["resolution"] if len(resolutions) > 1 else []
     table = Table(*first, "arm", "seeds", "what differs from the baseline", title=escape(study.settings.question))
@@ -248,14 +248,14 @@ def show_arms(study: Study, console: Console) -> None:
 
 
 def _seed_words(plan: Sequence[int] | SeedPlan, seeds: Sequence[int]) -> str:
-    """Return the seeds of an arm; of planned looks, the first and the last, and how many at each look."""
+    """Return the seeds of an arm in words. With interim analyses, add the number of seeds at each analysis."""
     if not isinstance(plan, SeedPlan):
         return listed_seeds(seeds)
     return f"{seeds[0]} to {seeds[-1]},\nlooks at {', '.join(map(str, plan.counts))}"
 
 
 def show_cost(cost: Cost, console: Console) -> None:
-    """Show how many runs a study has and the time that they take here, before the first step."""
+    """Print the number of runs of a study, and their expected time on this machine, before the first step."""
     least, most = cost.least, cost.most
     runs = f"{most} runs" if least == most else f"{least} to {most} runs, {cost.expected} if no arm changes anything"
     done = f"; {cost.done} of them are done" if cost.done else ""
@@ -276,12 +276,12 @@ def show_cost(cost: Cost, console: Console) -> None:
 
 
 def _where(arm: ArmPlan | Arm) -> str:
-    """Return the resolution, once, beside its baseline."""
+    """Return the resolution for display. It is shown only on the row of the resolution's baseline."""
     return f"{arm.resolution}\n{arm.tokens:,} tokens" if arm.role == "baseline" else ""
 
 
 class StudyDisplay(Progress):
-    """Progress of the study and of each run under way; a line for each run that ends."""
+    """Shows the progress of the study and of each current run, and prints a line for each run that ends."""
 
     def __init__(self, console: Console, total: int, interrupt: Interrupt, doing: str = "study") -> None:
         super().__init__(doing, total, "", interrupt=interrupt)
@@ -327,7 +327,7 @@ def _last_line(message: Message) -> str:
 
 
 def show_verdicts(results: StudyResults, console: Console) -> None:
-    """Show the table of verdicts, the notes, and a table for each other kind of row."""
+    """Print the table of verdicts, the notes, and a table for each other kind of row."""
     rows, shown = results.rows(), [metric.name for metric in primary_metrics(results)]
     heads = {one.name: f"{one.label} ({one.direction} is better)" for one in results.metrics}
     title = "Sketch: one seed, no verdicts" if results.sketch else "Verdicts"
@@ -369,7 +369,7 @@ def show_verdicts(results: StudyResults, console: Console) -> None:
 
 
 def _cells(rows: Sequence[Row], shown: Sequence[str]) -> list[str]:
-    """Return a cell for each metric that is shown, and one that lists what is decided on the others."""
+    """Return a cell for each shown metric, and one cell with decided verdicts on all other metrics."""
     by_metric = {row.metric.name: row for row in rows}
     others = [row for row in rows if row.metric.name not in shown and row.verdict in DECIDED]
     said = "\n".join(f"{escape(row.metric.label)}: {_styled(row, row.verdict)}" for row in others)

@@ -1,4 +1,4 @@
-"""Training a tokenizer, filling a cache of latents, and the comparison of tokenizers."""
+"""Progress and results of the commands that train, save and compare tokenizers, and cache latents."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tintype.train.steps import Progress as StepProgress
 
 
 class _Steps(View[R]):
-    """The steps of a training."""
+    """View that shows the progress of a training in steps."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
@@ -40,14 +40,14 @@ def _show_step(bars: Progress, now: StepProgress) -> None:
 
 
 class EncoderTraining(_Steps[TrainedEncoder]):
-    """The record of the encoder, as JSON also without `--json`."""
+    """View of the scene encoder's training: its record as JSON, with or without `--json`."""
 
     def show(self, result: TrainedEncoder) -> None:
         answers.put(asdict(result))
 
 
 class Training(_Steps[TrainedTokenizer]):
-    """The quality of the tokenizer."""
+    """View of a tokenizer's training: progress, then the quality of its reconstructions."""
 
     def show(self, result: TrainedTokenizer) -> None:
         state = "was trained before" if result.already_done else f"trained {result.steps} steps"
@@ -58,7 +58,7 @@ class Training(_Steps[TrainedTokenizer]):
 
 
 class Caching(View[CachedLatents]):
-    """The state of the cache, also of one that a signal left unfinished."""
+    """View of caching latents: progress, then the state of the cache, also if a signal stopped it."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
@@ -85,7 +85,7 @@ class Caching(View[CachedLatents]):
 
 
 class Saving(View[SavedTokenizer]):
-    """The step, the statistics and the settings of the saved tokenizer."""
+    """View of a saved tokenizer: its step, its statistics, and the settings that use it."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
@@ -102,7 +102,7 @@ class Saving(View[SavedTokenizer]):
 
 
 class Comparison(View[TokenizerReport]):
-    """The tokenizers in a table, and the path of the page."""
+    """View of a comparison of tokenizers: a table, and the path of the HTML page."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:

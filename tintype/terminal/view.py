@@ -1,4 +1,4 @@
-"""Views: how the terminal shows a function of the library while it works, and what it returns."""
+"""Views: each shows on the terminal the progress of a function of the library, and then its result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 @runtime_checkable
 class Ended(Protocol):
-    """A result that may be bad news: the exit code of its command, 0 if all is well."""
+    """A result that sets the exit code of its command: 0 for success."""
 
     @property
     def exit_code(self) -> int: ...
@@ -34,7 +34,7 @@ class View(Generic[R]):
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
-        """Show progress while the function works; yield the callbacks to call it with."""
+        """Show progress while the function works. Yield the callbacks to pass to the function."""
         yield {}
 
     def show(self, result: R) -> None:
@@ -42,11 +42,11 @@ class View(Generic[R]):
         raise NotImplementedError
 
     def document(self, result: R) -> object:
-        """Return what is written as JSON: the result, or an object of another type."""
+        """Return the object that is written as JSON: the result, or an object of another type."""
         return result
 
     def finish(self, result: R) -> None:
-        """Print the result, or write its document; end with its exit code if that is not 0."""
+        """Print the result, or write it as JSON. End the command with the result's exit code if the code is not 0."""
         if not self.as_json:
             self.show(result)
         elif not self.console.quiet:  # another rank prints it
