@@ -1,7 +1,7 @@
-"""Alignment: projected tokens inside the denoiser are trained to have the direction of a frozen teacher's tokens.
+"""Base of the alignment losses: projected tokens inside the denoiser are trained towards a frozen teacher's tokens.
 
-The teacher sees the clean image. REPA (arXiv 2410.06940): a sample's loss is minus the mean cosine over its tokens.
-This file has the common base of these losses.
+The teacher sees the clean image. In REPA (arXiv 2410.06940), a sample's loss is minus the mean over its tokens of the
+cosine between projected token and teacher token.
 
 B: samples. L: tokens of the grid. K: tokens that the route kept. D: width of the denoiser. T: width of the teacher.
 """
@@ -35,7 +35,7 @@ class AlignmentOptions(Settings):
     cache: CacheKind = Field("none", description="Where the teacher's tokens are cached, in fp16; by default nowhere")
 
     def resolved(self, plan: PlanView) -> Plain:
-        """Return the settings of a part. The default block, in the middle, is block 8 of 16 as in PRX and REPA."""
+        """Return the settings with the block filled in. The default is the middle block: 8 of 16 as in PRX and REPA."""
         block = (plan.model.depth + 1) // 2 if self.block is None else self.block
         return {**dict(self), "block": block}
 
@@ -63,10 +63,11 @@ def check_block(kind: str, block: int, plan: PlanView) -> None:
 
 
 class AlignmentTerm(nn.Module, LossTerm):
-    """Loss term with a projector that is trained and saved with the model. The teacher is not a module, so it is not.
+    """Loss term with a projector that is trained and saved with the model.
 
-    Projector and cosine are computed in fp32 from fp32 parameters, regardless of the training's precision. On a GPU
-    that trains in bf16, the projector's products use TF32: in fp32 they took longer than a DINOv2-B teacher.
+    The teacher is not a module, so it is neither trained nor saved. Projector and cosine are computed in fp32 from fp32
+    parameters, regardless of the training's precision. On a GPU that trains in bf16, the projector's matrix products
+    use TF32. In fp32 they took longer than the forward pass of a DINOv2-B teacher.
     """
 
     def __init__(self, settings: AlignmentPart, context: LossContext, projector: nn.Module) -> None:
@@ -116,7 +117,10 @@ class AlignmentTerm(nn.Module, LossTerm):
         return self._teachers[grid]
 
     def _cache(self, grid: Grid) -> TeacherCache:
-        """Return the cached tokens for a grid. The data's shapes share their rows; each stage has its own rows."""
+        """Return the teacher's cached tokens for a grid.
+
+        All shapes of the data share one cache. Each stage of a training with several resolutions has its own cache.
+        """
         if grid in self._caches:
             return self._caches[grid]
         context, kind = self._context, self._settings.cache
@@ -134,11 +138,10 @@ class AlignmentTerm(nn.Module, LossTerm):
 
     @property
     def _stage_key(self) -> str:
-        """Return a key of an earlier stage's images.
+        """Return the cache key for the images of an earlier stage, which are smaller than those of the last stage.
 
-        The data's key and a grid do not distinguish them from larger images.
-
-        The grids of all stages decide which grid an image has in this stage.
+        The data's key and a grid alone would not distinguish the two. The key includes the grids of all stages, since
+        these grids decide which grid an image has in this stage.
         """
         context = self._context
         return f"{context.data_key} {context.token_px} px {context.grids} {context.stage_grids}"
@@ -147,7 +150,7 @@ class AlignmentTerm(nn.Module, LossTerm):
         return self.aligned(inputs.output, inputs.seen, inputs.image_BCHW)
 
     def aligned(self, output: Output | Tapped, seen_BLT: Tensor | None, image_BCHW: Tensor | None) -> Tensor:
-        """Return each sample's loss, from its tapped features and the output of `look` for its image."""
+        """Return each sample's loss, from the denoiser's tapped features and the output of `look`."""
         (block,) = self.taps
         if seen_BLT is None or image_BCHW is None:
             raise RuntimeError(f"{self._settings.kind}: look() comes before loss()")
@@ -168,9 +171,9 @@ class AlignmentTerm(nn.Module, LossTerm):
 
 
 def grids_of_stage(context: LossContext, grid: Grid) -> tuple[Grid, ...]:
-    """Return the grids of the stage that has this grid. An image has one of them, so these grids can share cached rows.
+    """Return the grids of the stage that has this grid. These grids share a cache, since an image has only one of them.
 
-    A grid of several stages is left out: an image can have it in one stage and another grid in the next stage.
+    A grid that several stages have is left out. An image can have that grid in one stage and another in the next.
     """
     stages = (context.grids, *context.stage_grids)
 

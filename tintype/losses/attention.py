@@ -1,11 +1,13 @@
 """attention: blocks of the denoiser are trained to attend like the last layers of a frozen teacher (HASTE).
 
-HASTE (arXiv 2505.16792) aligns attention maps in addition to REPA's features, and stops both. The last `layers` layers
-of the teacher teach as many blocks of the denoiser, up to `block`, in their order. A token's loss is the cross entropy
-from the teacher's attention over patches to the denoiser's attention over image tokens. Both are normalised over these
-alone, without class token, registers and text, as in the authors' code. The loss is averaged over tokens, heads and
-layers. If the numbers of heads differ, the first heads of each are compared, as in the authors' code. The authors use
-blocks five to eight of 28 and the last four of twelve layers.
+HASTE (arXiv 2505.16792) aligns attention maps in addition to REPA's features, and stops both losses during training.
+The last `layers` layers of the teacher are the targets of as many blocks of the denoiser, the last one being `block`.
+The authors use blocks five to eight of 28, and the last four of the teacher's twelve layers.
+
+A token's loss is the cross entropy between the teacher's attention over patches and the denoiser's attention over image
+tokens. Class token, registers and text are left out, and both maps are normalised over the remaining tokens. The loss
+is averaged over tokens, heads and layers. If the numbers of heads differ, only the first heads that both have are
+compared. All this is as in the authors' code.
 
 B: samples. L: tokens of the grid. K: tokens that the route kept. N: layers. A: heads.
 """

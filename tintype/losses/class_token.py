@@ -1,13 +1,13 @@
-"""class-token: the denoiser denoises a frozen teacher's class token along with the image (REG, arXiv 2507.01467).
+"""class-token: the denoiser also denoises the class token of a frozen teacher (REG, arXiv 2507.01467).
 
 Wu et al. 2025, "Representation Entanglement for Generation". The class token c of the clean image is noised with the
 image's own t, c_t = (1 - t) c + t n, and joins the image's tokens. The denoiser predicts its velocity n - c; the loss
 is the mean squared error. In sampling the class token starts from noise and is denoised together with the image, so no
 teacher is needed.
 
-Differs: a layer norm without weights brings c to mean 0 and standard deviation 1, so that any teacher's token fits the
-noise. A teacher without a class token gives the mean of its tokens. Only the patches are aligned inside the denoiser,
-not c. Guidance has one scale for both.
+Differs: a layer norm without weights brings c to mean 0 and standard deviation 1, so that any teacher's token has the
+scale of the noise. For a teacher without a class token, c is the mean of its tokens. Only the patch tokens are aligned
+inside the denoiser, not c. Guidance uses the same scale for the image and the class token.
 
 B: samples. T: width of the class token.
 """
@@ -106,9 +106,9 @@ def class_noise(draws: Draws, width: int) -> Tensor:
 
 
 def noised_class_tokens(width: int, seen: Mapping[str, Tensor | None], draws: Draws, t_B: Tensor) -> Tensor | None:
-    """Return the class tokens noised to t: [B, T]; None if the denoiser has no class token and `width` is 0.
+    """Return the class tokens noised to t: [B, T]. None if `width` is 0, since the denoiser then has no class token.
 
-    `seen` has the class tokens of the clean images, by the name of their loss.
+    `seen` maps the name of a loss to the class tokens of the clean images.
     """
     if not width:
         return None

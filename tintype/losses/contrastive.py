@@ -1,18 +1,20 @@
 """contrastive: a sample's velocity is pushed away from the velocities of other captions (arXiv 2506.05350).
 
-L = |v̂ - v|² - λ |v̂ - v_neg|², with v_neg the target velocity of another sample of the micro-batch. This term is the
-second half; λ is its weight. Both halves use the velocities of the objective, with the same clamp and the same weight
-of t. With a weight on the first half only, the sum would have no minimum at a t whose weight is below λ. For the same
-reason λ must be below 1.
+L = |v̂ - v|² - λ |v̂ - v_neg|², with v_neg the target velocity of another sample of the micro-batch. The objective is
+the first summand. This term is the second summand, and λ is its weight. Both use the velocities of the objective, with
+the same clamp and the same weight of t. If only the first had a weight of t, L would have no minimum at a t whose
+weight is below λ. For the same reason λ must be below 1.
 
-Negatives are a random pairing of the micro-batch. No sample gets itself or a sample of the same caption, and none is
-used twice. So accumulation, which makes micro-batches smaller, changes the method; ranks, which share a micro-batch, do
-not. If one caption has more than half of the micro-batch, as many samples as possible are paired, and the rest
-contribute zero. Differs: the paper draws another sample at random, of the same class or not.
+Negatives are a random pairing of the micro-batch. The negative of a sample has another caption, and no sample is the
+negative of two others. If one caption has more than half of the micro-batch, as many samples as possible are paired,
+and the rest contribute zero. Differs: the paper draws another sample at random, which may be of the same class.
 
-Minimiser: v* = (E[v | x_t, c] - λ m) / (1 - λ), where m = E[v_neg] is the mean target velocity of the other captions.
-With many captions this is the mean over all data. The authors undo this when they sample; here guidance's `unbias`
-does.
+Gradient accumulation makes micro-batches smaller, so it changes the result. The number of ranks does not, since all
+ranks share a micro-batch.
+
+The minimiser is v* = (E[v | x_t, c] - λ m) / (1 - λ), where m = E[v_neg] is the mean target velocity of the other
+captions. With many captions, m is the mean over all data. The authors undo this bias in sampling. In tintype,
+guidance's `unbias` undoes it.
 
 B: samples of a micro-batch.
 """
@@ -77,16 +79,16 @@ class Contrastive(LossTerm):
 
 
 def negatives(captions: Sequence[str], draws: Draws) -> tuple[Tensor, Tensor]:
-    """Return the index of each sample's negative, and whether it is valid: False if both have one caption.
+    """Return the index of each sample's negative, and whether the negative is valid: its caption differs.
 
     All samples are arranged in a circle in random order, grouped by caption. A sample's negative is m places further,
     where m is the size of the largest group. So the negative is outside of the sample's group, unless the group has
-    more than half of all samples. Nothing is read back from the device.
+    more than half of all samples. The computation never waits for the device.
     """
     device = draws.position_B.device
     first = {caption: index for index, caption in reversed(list(enumerate(captions)))}
     group_B = send(torch.tensor([first[caption] for caption in captions]), device)
-    key_B, key_of_group_B = rng.bits(draws.seed, "negatives", draws.position_B, 2).unbind(1)  # no two are equal
+    key_B, key_of_group_B = rng.bits(draws.seed, "negatives", draws.position_B, 2).unbind(1)  # no two keys are equal
     shuffled_B = key_B.argsort()
     circle_B = shuffled_B[key_of_group_B[group_B][shuffled_B].argsort(stable=True)]
     negative_B = torch.empty_like(circle_B)

@@ -1,11 +1,13 @@
 """A discriminator of image patches, to train an autoencoder's decoder (PatchGAN, arXiv 1611.07004).
 
 The hinge losses are those of LDM and REPA-E (arXiv 2112.10752, 2504.10483). Differs: group norm in place of batch norm.
-So an image's score does not depend on the other images of the batch, and neither batch size nor ranks change a loss.
-The weight of the generator's loss is fixed, as in REPA-E; LDM's weight follows the norms of two gradients.
+So an image's score does not depend on the other images of the batch. The losses do not depend on the batch size or the
+number of ranks. The weight of the generator's loss is fixed, as in REPA-E. LDM's weight follows the norms of two
+gradients.
 
 A trainer adds `weight · generator_loss(seen)` to the autoencoder's loss, and minimises `discriminator_loss(seen, true)`
-over this module's parameters. Neither loss has a gradient for the other's parameters, so one backward pass can do both.
+over this module's parameters. The gradient of each loss is zero for the other network, so both losses can share one
+backward pass.
 
 B: images. C: channels. H, W: rows, columns.
 """
@@ -31,7 +33,7 @@ _WEIGHT_STD = 0.02
 
 
 class DiscriminatorSettings(Settings):
-    """Settings of LDM's and REPA-E's discriminator, off by default. REPA-E's weight is `weight: 0.1`."""
+    """Settings of the discriminator of LDM and REPA-E, off by default. REPA-E uses `weight: 0.1`."""
 
     weight: float = Field(0.0, ge=0, description="Weight of the generator's loss; 0: none. REPA-E uses 0.1")
     start_step: int = Field(2000, ge=0, description="First step with a discriminator, in the loss and in training")
@@ -55,7 +57,7 @@ class DiscriminatorSettings(Settings):
             )
 
     def build(self, seed: int) -> Discriminator | None:
-        """Return a new discriminator with a random stream of its own; None if its weight is 0."""
+        """Return a new discriminator, initialised from its own random stream; None if its weight is 0."""
         if not self.weight:
             return None
         with seeded(seed, "adversary"):
@@ -63,7 +65,7 @@ class DiscriminatorSettings(Settings):
 
 
 class Discriminator(nn.Module):
-    """Map images in [-1, 1] to a logit for each patch of 70 × 70 px, which is high for patches classified as true."""
+    """Map images in [-1, 1] to one logit per patch of 70 × 70 px. A high logit means that the patch looks real."""
 
     def __init__(self, width: int = 64) -> None:
         super().__init__()
@@ -100,5 +102,5 @@ def generator_hinge(seen_logit: Tensor) -> Tensor:
 
 
 def discriminator_hinge(seen_logit: Tensor, true_logit: Tensor) -> Tensor:
-    """Return the hinge loss: zero if all true patches are at least 1 and all generated patches at most -1."""
+    """Return the hinge loss. It is zero if all true logits are at least 1 and all generated logits at most -1."""
     return 0.5 * (relu(1.0 - true_logit).mean() + relu(1.0 + seen_logit).mean())

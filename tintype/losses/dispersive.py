@@ -2,12 +2,12 @@
 
 L = log mean over i, j of exp(-d_ij / τ), with d_ij = |z_i - z_j|² / n, where z_i are the n numbers of sample i after a
 block. This is InfoNCE without positive pairs. As in the authors' code, the mean includes all pairs of the batch, also
-each sample with itself, so L is between -log B and 0. The squared distance is divided by n: for a wide block, the sum
-would be so large that no pair had a gradient. The authors' code has no τ (it is 1), a weight of 0.25 and the last
-block. Weight and τ here are the paper's.
+each sample with itself, so L is between -log B and 0. The squared distance is divided by n. Without the division, the
+distances in a wide block would be so large that no pair had a gradient. The authors' code uses τ = 1, a weight of 0.25
+and the last block. Weight and τ here are those of the paper.
 
-Samples are those of the whole micro-batch on all ranks, and all get gradients. So accumulation, which makes
-micro-batches smaller, changes the method; ranks, which share a micro-batch, do not.
+The samples are those of the whole micro-batch on all ranks, and all of them get gradients. Gradient accumulation makes
+micro-batches smaller, so it changes the result. The number of ranks does not, since all ranks share a micro-batch.
 
 B: samples of this rank. N: samples of all ranks. L: tokens. D: width of the denoiser. F: numbers of a sample.
 """
@@ -37,7 +37,7 @@ class DispersiveOptions(Scheduled):
     temperature: float = Field(0.5, gt=0, description="τ: pairs much farther apart than this have almost no loss")
 
     def resolved(self, plan: PlanView) -> Plain:
-        """Return the settings of a part, with the block as an integer."""
+        """Return the settings with the block as an integer."""
         block = max(1, round(plan.model.depth / 4)) if self.block is None else self.block
         return {**dict(self), "block": block}
 

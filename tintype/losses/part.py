@@ -16,7 +16,7 @@ from tintype.tokenizers.part import TokenizerPart
 
 
 class Scheduled(Settings):
-    """Options and parts whose weight has a schedule."""
+    """Base of settings whose weight has a schedule."""
 
     schedule: Schedule = Field(Schedule(), description="How the weight changes with the step")
 
@@ -59,9 +59,9 @@ class LossPart(Scheduled, Part):
             )
 
     def velocity_bias(self, last_step: int) -> float:
-        """Return λ if training gives the velocity (E[v | x_t] - λ m) / (1 - λ), with m the mean target velocity.
+        """Return λ if this term biases the trained velocity to (E[v | x_t] - λ m) / (1 - λ), otherwise 0.
 
-        Zero for a term that does not bias the velocity in this way. Guidance's `unbias` undoes the sum over all terms.
+        Here m is the mean target velocity. Guidance's `unbias` undoes the bias for the sum of λ over all terms.
         """
         return 0.0
 

@@ -35,9 +35,10 @@ class Distance(Protocol):
 
 
 class PerceptualPart(LossPart):
-    """Loss of the predicted image. PixelGen's threshold is 0.7 here (0.3 there, since its time runs the other way).
+    """Settings of a perceptual loss of the predicted image.
 
-    PRX uses all samples.
+    PixelGen's threshold of 0.3 is `threshold: 0.7` here, since PixelGen's time runs in the other direction. PRX uses
+    all samples, which is `threshold: 1`.
     """
 
     any_shape: ClassVar[bool] = True
@@ -51,7 +52,7 @@ class PerceptualPart(LossPart):
     )
 
     def identity(self, weights: str) -> str:
-        """Return the identity of a network with weights of this digest, as these settings run it."""
+        """Return the identity of a network from the digest of its weights and the settings that change its output."""
         how = [*(["bf16"] if self.compute == "bf16" else []), *(["compiled"] if self.compile else [])]
         return " ".join([weights, *how])
 
@@ -103,7 +104,7 @@ class PerceptualTerm(LossTerm):
         if inputs.image_BCHW is None:
             raise RuntimeError(f"{self._settings.kind}: it needs the images, which were not fetched")
         predicted_BCHW, image_BCHW = inputs.output.prediction_BCHW, inputs.image_BCHW
-        if self._settings.threshold == 1:  # t is below 1 always, and asking would wait for the GPU
+        if self._settings.threshold == 1:  # t is always below 1, and a check would wait for the GPU
             return self._compared(self._distance, predicted_BCHW, image_BCHW)
         loss_B = torch.zeros(len(image_BCHW), device=image_BCHW.device)
         near_N = (inputs.sample.t_B < self._settings.threshold).nonzero()[:, 0]

@@ -1,8 +1,10 @@
 """perceptual-dino: DINOv2's patch tokens of the predicted image are trained to equal those of the true image.
 
-PixelGen's P-DINO loss (arXiv 2602.02493) as in PRX's speedrun: the whole image at 224 px, one minus the mean cosine
-over the patches, with pixels clamped to the range of images. Differs from PRX: fp32 by default rather than bf16, an
-antialiased resize, and for an image that is not square, about the same proportions and number of patches.
+This is PixelGen's P-DINO loss (arXiv 2602.02493) as in PRX's speedrun. Pixels are clamped to the range of images, and
+the whole image is resized to 224 px. The loss is one minus the mean cosine over the patches.
+
+Differs from PRX: fp32 by default rather than bf16, and an antialiased resize. An image that is not square keeps about
+its proportions, with about the same number of patches as a square image.
 
 B: samples. C: channels. H, W: rows, columns. L: patches. D: width of the network.
 """

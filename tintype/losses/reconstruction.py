@@ -1,4 +1,4 @@
-"""Distance between images and their reconstructions in the features of a frozen network, as a loss of autoencoders.
+"""Perceptual loss of autoencoders: the distance of images and their reconstructions in a frozen network's features.
 
 B: images. C: channels. H, W: rows, columns.
 """
@@ -21,7 +21,7 @@ from tintype.wording import setting
 
 
 class PerceptualSettings(Settings):
-    """A distance of features in addition to the distance of pixels. The default, none, needs no download."""
+    """Settings of a perceptual distance, in addition to the distance of pixels. The default is no such distance."""
 
     way_out: ClassVar[str] = f"Or train without: {setting('perceptual.kind', 'none')} (or scenes)"
 
@@ -49,9 +49,9 @@ class PerceptualSettings(Settings):
 
 
 class SceneDistance:
-    """The mean squared difference of the packaged scene encoder's last map.
+    """The mean squared difference between the last feature maps of the packaged scene encoder.
 
-    A Fréchet distance on the same encoder's features favours models trained with this loss.
+    A Fréchet distance on the same encoder's features favours models that were trained with this loss.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -63,7 +63,7 @@ class SceneDistance:
         return (predicted_map - true_map).square().mean(dim=(1, 2, 3))
 
     def _map(self, x_BCHW: Tensor) -> Tensor:
-        """Return the last map; the trunk was trained on images in [-2, 2]."""
+        """Return the encoder's last feature map. Images are scaled to [-2, 2], as in the encoder's training."""
         small_BCHW = x_BCHW if x_BCHW.shape[-2:] == (INPUT_PX, INPUT_PX) else resized(x_BCHW, INPUT_PX, INPUT_PX)
         map_BCHW: Tensor = self._trunk((2.0 * small_BCHW).contiguous(memory_format=torch.channels_last))
         return map_BCHW

@@ -1,8 +1,8 @@
 """repa: a block's tokens, through a small projector, are aligned with a frozen teacher's tokens (arXiv 2410.06940).
 
-Teacher and projector are the paper's: DINOv2-B's patch tokens after its last norm on a grid that matches the denoiser's
-tokens, and three linear layers with SiLU between them. Differs: the image is resized to the teacher's input with
-antialiasing.
+Teacher and projector are those of the paper. The teacher's tokens are DINOv2-B's patch tokens after its last norm, on a
+grid that matches the denoiser's tokens. The projector has three linear layers with SiLU between them. Differs: the
+image is resized to the teacher's input size with antialiasing.
 """
 
 from __future__ import annotations

@@ -2,11 +2,13 @@
 
 Self-Representation Alignment (arXiv 2505.02831). The student's tokens after a block, through a small head, are trained
 to match the tokens of a later block of the averaged denoiser. The averaged denoiser sees the same image and noise at t'
-= max(0, t - `gap` u), with u uniform in [0, 1] for each sample. The average gets no gradient. Smooth L1 with β = 0.05
-and weight 0.2 are the paper's; the authors' code now defaults to the cosine and weight 0.5. The authors' blocks are 4
-and 8 of 12.
+= max(0, t - `gap` u), with u uniform in [0, 1] for each sample. The average gets no gradient.
 
-Differs: the average reads the text from the student's encoder, and passes every token through every block.
+The defaults, smooth L1 with β = 0.05 and a weight of 0.2, are those of the paper. The authors' code now defaults to the
+cosine and a weight of 0.5. The authors use blocks 4 and 8 of 12.
+
+Differs: the averaged denoiser gets the text states of the student's text encoder, and passes every token through every
+block.
 
 B: samples. L: tokens of the grid. K: tokens that the route kept. D: width of the denoiser.
 """
@@ -46,7 +48,7 @@ class SelfAlignmentOptions(Scheduled):
     )
 
     def resolved(self, plan: PlanView) -> Plain:
-        """Return the settings of a part, with weight and blocks as numbers."""
+        """Return the settings with weight and blocks as numbers."""
         depth = plan.model.depth
         chosen = {
             "weight": _WEIGHTS[self.distance] if self.weight is None else self.weight,

@@ -31,7 +31,7 @@ _MOST_WEIGHT = 1e8
 
 
 class VfSettings(Settings):
-    """Settings of VA-VAE's loss, off by default. Its authors' weight is `weight: 0.1`."""
+    """Settings of VA-VAE's VF loss, off by default. The authors use `weight: 0.1`."""
 
     weight: float = Field(0.0, ge=0, description="0: none. VA-VAE uses 0.1, times the factor of `adaptive`")
     adaptive: bool = Field(
@@ -47,7 +47,7 @@ class VfSettings(Settings):
     )
 
     def build(self, channels: int, grid: tuple[int, int], seed: int, device: torch.device) -> VfLoss | None:
-        """Return the loss, whose layer has a random stream of its own; None if its weight is 0."""
+        """Return the loss, whose linear layer is initialised from its own random stream; None if its weight is 0."""
         if not self.weight:
             return None
         teacher = self.teacher.build(grid, device)
@@ -68,7 +68,7 @@ class VfLoss(nn.Module):
         return self._teacher.identity
 
     def look(self, image_BCHW: Tensor) -> Tensor:
-        """Return the teacher's tokens of uint8 images, one for each latent, row by row."""
+        """Return the teacher's tokens of uint8 images, one token per latent position, row by row."""
         return self._teacher.tokens(image_BCHW)
 
     def forward(self, z_BCHW: Tensor, token_BLT: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ class VfLoss(nn.Module):
             )
 
     def weight(self, reconstruction: Tensor, loss: Tensor, last_layer: Tensor) -> Tensor:
-        """Return the weight of this step, detached. The graphs of both losses stay alive."""
+        """Return the loss's weight in this step, detached. The graphs of both losses are kept for the backward pass."""
         if not self._settings.adaptive:
             return torch.full_like(loss, self._settings.weight).detach()
         return self._settings.weight * balance(reconstruction, loss, last_layer)

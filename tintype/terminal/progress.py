@@ -37,7 +37,7 @@ In the first minute, start-up and compilation can take longer than all steps.
 """
 _PERCENT_COLUMNS = 4
 _NAME_COLUMNS, _FEWEST_COLUMNS = 24, 16
-"""Columns of the terminal for a long name: before other words are left out, and at least, to show the time left."""
+"""Columns that a long name keeps. The second number applies after all other text except the time left was dropped."""
 _ROUNDING = 1e-6
 """Tolerance for rounding: fifty fiftieths of an image must count as one image."""
 

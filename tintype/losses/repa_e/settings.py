@@ -28,11 +28,11 @@ from tintype.settings import Part, Since, kind_alone
 from tintype.tokenizers.part import Autoencoder, Statistics, TokenizerPart
 
 SHARED = ("teacher", "block", "hidden", "cache")
-"""Settings that must agree between this alignment and the denoiser's alignment if both use one projector."""
+"""Settings that must be equal in the tuning's alignment and the denoiser's alignment if both use one projector."""
 
 
 class TuningPerceptual(PerceptualSettings):
-    """The perceptual distance of the tuning. The default is the paper's."""
+    """Settings of the tuning's perceptual distance. The default is that of the paper."""
 
     way_out: ClassVar[str] = "Or tune without: repa-e:perceptual=none (or scenes)"
 
@@ -43,7 +43,7 @@ class TuningPerceptual(PerceptualSettings):
 
 
 class TuningDiscriminator(DiscriminatorSettings):
-    """A discriminator of the reconstructions, trained together with the autoencoder. Off by default."""
+    """Settings of a discriminator of the reconstructions, which is trained with the autoencoder. Off by default."""
 
     lr: float = Field(
         1e-4, gt=0, description="Learning rate of the discriminator, with the plan's warm-up and schedule"
@@ -53,7 +53,8 @@ class TuningDiscriminator(DiscriminatorSettings):
 class TuningOptions(RepaOptions):
     """Options of the tuning.
 
-    The weights are the paper's, except the discriminator's: 0 here, `adversarial.weight: 0.1` there.
+    The weights are those of the paper, except the discriminator's weight: 0 here, and 0.1 in the paper
+    (`adversarial.weight: 0.1`).
     """
 
     weight: float = Field(1.5, gt=0, description="Weight of the alignment in the autoencoder's loss")
@@ -101,7 +102,7 @@ class TuningSettings(TuningOptions, Part):
 
     @staticmethod
     def _check_unread(plan: PlanView) -> None:
-        """Refuse settings that only apply to a frozen tokenizer."""
+        """Raise if a setting is given that only applies to a frozen tokenizer."""
         for name, usual in (("posterior", "mean"), ("scale", None), ("shift", None)):
             if (value := getattr(plan.tokenizer, name, usual)) != usual:
                 raise ValueError(
@@ -141,7 +142,7 @@ class TuningSettings(TuningOptions, Part):
         return tokenizer.network, tokenizer.norm.statistics
 
     def probe(self, plan: PlanView) -> ProbeSettings | None:
-        """Return the term that trains a projector of its own; None if a loss of the denoiser trains the projector."""
+        """Return the term that trains the tuning's projector; None if a loss of the denoiser trains it already."""
         if aligned_loss(plan) is not None:
             return None
         return ProbeSettings(**{name: getattr(self, name) for name in SHARED}, weight=1.0)
@@ -153,7 +154,7 @@ class TuningSettings(TuningOptions, Part):
 
 
 def aligned_loss(plan: PlanView) -> RepaSettings | None:
-    """Return the loss that aligns the denoiser itself through a projector of the same form; None if there is none."""
+    """Return the plan's loss that aligns the denoiser itself and whose projector the tuning can use; None if none."""
     return next((loss for loss in plan.losses if isinstance(loss, RepaSettings)), None)
 
 
@@ -165,7 +166,7 @@ class ProbeSettings(AlignmentPart, RepaOptions):
 
 
 class ProbeTerm(AlignmentTerm):
-    """Loss term that only trains its projector, on detached tokens. This term does not align the denoiser."""
+    """Loss term that trains only its projector, since it sees detached tokens. It does not align the denoiser."""
 
     def loss(self, inputs: LossInputs) -> Tensor:
         features = {block: token_BKD.detach() for block, token_BKD in inputs.output.features.items()}

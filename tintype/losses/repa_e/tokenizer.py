@@ -61,7 +61,7 @@ class LatentNorm(nn.Module):
 
     @torch.no_grad()
     def batch_statistics(self, raw_BCHW: Tensor, world: World) -> tuple[Tensor, Tensor]:
-        """Return each channel's mean and biased variance over the equal batches of all ranks: float64."""
+        """Return each channel's mean and biased variance over the equal batches of all ranks, in float64."""
         wide_BCHW = raw_BCHW.double()
         var_C, mean_C = torch.var_mean(wide_BCHW, dim=(0, 2, 3), correction=0)
         mean_RC, var_RC = world.all_gather_tensor(torch.stack([mean_C, var_C])[None]).unbind(1)
@@ -75,7 +75,7 @@ class LatentNorm(nn.Module):
     def restore(self, before: tuple[Tensor, Tensor], where: Tensor) -> None:
         """Restore the statistics that `statistics_copy` returned, if the scalar `where` is 1.
 
-        The host does not wait.
+        The choice is made on the device, so the host does not wait for it.
         """
         for now, then in zip((self.running_mean, self.running_var), before, strict=True):
             now.copy_(torch.where(where > 0, then, now))
@@ -165,9 +165,9 @@ class TunedTokenizer(nn.Module):
         return DiffusersForm(network, norm.running_mean, (norm.running_var + norm.eps).rsqrt())
 
     def check_latents(self, mean_C: Tensor, std_C: Tensor) -> str | None:
-        """Return a fault if the latents hardly vary, otherwise None.
+        """Return an error message if the latents hardly vary, otherwise None.
 
-        All other latents are normalised to mean 0 and standard deviation 1.
+        The norm brings all other latents to mean 0 and standard deviation 1, so they need no further check.
         """
         if bool(mean_C.isfinite().all()) and float(std_C.max()) >= _LEAST_STD:
             return None

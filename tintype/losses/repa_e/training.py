@@ -150,7 +150,7 @@ class RepaEStep:
         Return the latents to train the denoiser on, and the losses by their names in the log.
         """
         training, tokenizer, settings = self._training, self._training.tokenizer, self._training.settings
-        assert batch.image_BCHW is not None  # the latents of a tokenizer that changes are not cached
+        assert batch.image_BCHW is not None  # latents are not cached while the tokenizer changes
         with self._clock.part("tokenizer"), tokenizer.computing(), training.others_frozen():
             x_BCHW = to_floats(batch.image_BCHW)
             posterior = tokenizer.network.posterior(x_BCHW)
