@@ -1,1 +1,1 @@
-"""Frozen image encoders: teachers for alignment, features for metrics."""
+"""Frozen image encoders: as teachers for alignment losses, and for the features of metrics."""

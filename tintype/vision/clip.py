@@ -1,4 +1,4 @@
-"""`clip`, `siglip`: embeddings of images and texts in one space.
+"""`clip` and `siglip`: encoders that embed images and texts in one space.
 
 B: images or texts. C: channels. H, W: rows, columns. L: tokens. D: width of a token. F: size of the feature vector.
 """
@@ -36,10 +36,11 @@ _OUTPUT = "{} image embedding, not normalised,"
 
 
 class ClipSettings(HubEncoderPart):
-    """CLIP's projected embeddings of images and texts; the default is the network of CMMD.
+    """Settings of CLIP's projected embeddings of images and texts. The default network is the one of the metric CMMD.
 
-    The forms differ on images that are not square. `cmmd` is the preprocessing of the paper and of its PyTorch port
-    (arXiv 2401.09603, cmmd/io_util.py). `processor` is the checkpoint's preprocessing, with which PRX measures CMMD.
+    The forms differ on images that are not square. `cmmd` is the preprocessing of the CMMD paper and of its PyTorch
+    port (arXiv 2401.09603, cmmd/io_util.py). `processor` is the checkpoint's own preprocessing, with which PRX measures
+    CMMD.
     """
 
     reads_text: ClassVar[bool] = True
@@ -70,7 +71,7 @@ class ClipSettings(HubEncoderPart):
 
 
 class SiglipSettings(HubEncoderPart):
-    """SigLIP's embeddings of images and texts."""
+    """Settings of SigLIP's embeddings of images and texts."""
 
     reads_text: ClassVar[bool] = True
 
@@ -88,18 +89,22 @@ class SiglipSettings(HubEncoderPart):
 
 
 class _TextImageEncoder(TransformersEncoder):
-    """SigLIP's pooled outputs of two towers. SigLIP's texts are padded without a mask, as in its training."""
+    """Encoder with the pooled outputs of SigLIP's image tower and text tower.
+
+    Texts are padded and encoded without an attention mask, as in SigLIP's training.
+    """
 
     def encode_text(self, prompts: Sequence[str]) -> Tensor:
-        """Return one row for each text, truncated to the length that the model was trained for."""
+        """Return one embedding per text. Texts are truncated to the length that the model was trained for."""
         rows = [self._texts(list(prompts[i : i + _TEXT_BATCH])) for i in range(0, len(prompts), _TEXT_BATCH)]
         return torch.cat(rows)
 
     @cached_property
     def text_identity(self) -> str:
-        """Return the SHA-256 over the vocabulary, the truncation length, and the tokens of a few texts.
+        """Return the SHA-256 over the tokenizer's vocabulary, the truncation length, and the tokens of a few texts.
 
-        The vocabulary alone does not determine whether capitals are kept, or on which side texts are truncated.
+        The tokens are needed because the vocabulary does not determine whether capitals are kept, or on which side
+        texts are truncated.
         """
         vocabulary = sorted(self._tokenizer.get_vocab().items())
         content = json.dumps([vocabulary, self._max_tokens, self._encoded(list(_PROBES))["input_ids"].tolist()])
@@ -140,9 +145,9 @@ _IS_ENCODER: type[TextImageEncoder] = _TextImageEncoder  # checked by mypy
 
 
 class _ClipEncoder(_TextImageEncoder):
-    """CLIP's projected outputs of two towers; texts have a mask.
+    """Encoder with the projected outputs of CLIP's image tower and text tower. Texts have an attention mask.
 
-    Embeddings are not normalised: metrics do that if needed.
+    Embeddings are not normalised. A metric that needs unit length normalises them itself.
     """
 
     def _features(self, input_BCHW: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""`dinov2`, `dinov3`: class tokens as features, patch tokens as a teacher.
+"""`dinov2` and `dinov3`: class tokens are the features of metrics, patch tokens the targets of alignment.
 
 B: images. C: channels. H, W: rows, columns. F: size of the feature vector.
 """
@@ -30,7 +30,7 @@ _OUTPUT = "class token after the last norm"
 
 @dataclass(frozen=True)
 class _Form:
-    """A published definition of features."""
+    """A published definition of DINOv2 features, with its preprocessing."""
 
     source: str
     size_px: int
@@ -62,7 +62,7 @@ class _ClassTokenEncoder(TransformersEncoder):
 
 
 class Dinov2Settings(HubEncoderPart):
-    """DINOv2's class token. `fd` is FD-DINOv2's definition, `prx` the definition of PRX's DINO-MMD."""
+    """Settings of DINOv2's class token. `fd` is the definition of FD-DINOv2, `prx` that of PRX's DINO-MMD."""
 
     kind: Literal["dinov2"] = "dinov2"
     form: Literal["fd", "prx"] = Field("fd", description="The definition: FD-DINOv2's, or PRX's DINO-MMD")
@@ -88,7 +88,10 @@ class Dinov2Settings(HubEncoderPart):
 
 
 class Dinov3Settings(HubEncoderPart):
-    """DINOv3's class token. Images are squashed to a square in floats, as in the checkpoint's own processor."""
+    """Settings of DINOv3's class token.
+
+    Float images are resized to a square without keeping proportions, as in the checkpoint's own processor.
+    """
 
     kind: Literal["dinov3"] = "dinov3"
     source: Source = _DINOV3_SOURCE
@@ -97,7 +100,7 @@ class Dinov3Settings(HubEncoderPart):
     def _make(self, device: torch.device) -> Encoder:
         checkpoint = self._checkpoint(self.source)
         model = checkpoint.model(DINOV3)
-        said = checkpoint.image_processor()  # satellite models have other means
+        said = checkpoint.image_processor()  # models for satellite images have other means
         resampling = Resampling(said.resize_filter(checkpoint.words))
         how = Preprocess(self.size_px, resampling, "squash", *said.normalisation)
         return _ClassTokenEncoder(self.title, checkpoint, model, how, _OUTPUT, device)
@@ -107,7 +110,10 @@ class Dinov3Settings(HubEncoderPart):
 
 
 class Dinov2TeacherSettings(HubTeacherPart):
-    """DINOv2 with or without registers, after its last norm: REPA's own teacher (x_norm_patchtokens)."""
+    """Settings of DINOv2's patch tokens after its last norm, with or without registers: the teacher in REPA's paper.
+
+    The authors' code calls these tokens `x_norm_patchtokens`.
+    """
 
     classes: ClassVar[Mapping[str, str] | None] = DINOV2
     kind: Literal["dinov2"] = "dinov2"
@@ -119,7 +125,7 @@ class Dinov2TeacherSettings(HubTeacherPart):
 
 
 class Dinov3TeacherSettings(HubTeacherPart):
-    """DINOv3 after its last norm. Its weights are gated and have their own licence."""
+    """Settings of DINOv3's patch tokens after its last norm. Its weights are gated and have their own licence."""
 
     classes: ClassVar[Mapping[str, str] | None] = DINOV3
     kind: Literal["dinov3"] = "dinov3"

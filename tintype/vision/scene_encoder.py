@@ -1,7 +1,8 @@
-"""`scenes`: a small convolutional network that reads every attribute in an image of a scene; an encoder and a teacher.
+"""`scenes`: a small convolutional network that reads every attribute in an image of a scene.
 
-The network is ours, trained on the embedded data set by `train_scene_encoder.py`. The network is part of the package,
-so that scores of image content need no download. Its pooled trunk gives a feature vector for Fréchet distances.
+It is both an encoder for metrics and a teacher. `train_scene_encoder.py` has trained it on tintype's own scenes. The
+weights are part of the package, so that scores of image content need no download. The pooled trunk gives a feature
+vector for Fréchet distances.
 
 B: images. C: channels. H, W: rows, columns. P: positions. Q: queries. K: classes. F: size of the feature vector.
 """
@@ -45,9 +46,9 @@ _WIDTHS = (32, 48, 96, FEATURES)
 
 @dataclass(frozen=True)
 class SceneReading:
-    """Attributes read from images.
+    """Attributes that the network has read from images.
 
-    `logits` has "presence" [B, P], each object attribute [B, P, K], each scene attribute [B, K].
+    `logits` has "presence" [B, P], each object attribute [B, P, K], and each scene attribute [B, K].
     """
 
     feature_BF: Tensor
@@ -55,7 +56,7 @@ class SceneReading:
 
 
 class _Convolution(nn.Module):
-    """Convolution, group norm, ReLU. A batch norm would mix the statistics of sharp and of enlarged images."""
+    """Convolution, group norm, ReLU. A batch norm would mix the statistics of sharp images and enlarged images."""
 
     def __init__(self, channels_in: int, channels_out: int, stride: int = 1) -> None:
         super().__init__()
@@ -84,7 +85,7 @@ class SceneEncoder(nn.Module):
     """Map uint8 images of any size to a `SceneReading`.
 
     Images are scaled to [-2, 2] and resized to 64 px (bilinear, antialiased when shrinking). Each position and each
-    scene attribute has its own learned map of attention over the trunk's last grid.
+    scene attribute has its own learned attention map over the last grid of the trunk.
     """
 
     def __init__(self) -> None:
@@ -116,7 +117,10 @@ class SceneEncoder(nn.Module):
 
 
 def _first_looks() -> Tensor:
-    """Return each query's initial attention, as logits over the grid: its own position, or uniform."""
+    """Return the initial attention of each query, as logits over the grid.
+
+    A position's query attends to that position, and a scene attribute's query to all positions equally.
+    """
     tick = (torch.arange(_GRID) + 0.5) / _GRID
     looks = [((tick - x) ** 2 + (tick[:, None] - y) ** 2).flatten() for x, y in POSITION_XY.values()]
     everywhere = [torch.zeros(_GRID * _GRID)] * len(SCENE_VOCABULARY)
@@ -124,12 +128,12 @@ def _first_looks() -> Tensor:
 
 
 def prepared(image_BCHW: Tensor) -> Tensor:
-    """Return the input of the trunk."""
+    """Return the images in the form that the trunk takes: scaled to [-2, 2], 64 px."""
     check_bytes(image_BCHW)
     scaled_BCHW = image_BCHW.to(torch.float32) * (4.0 / 255.0) - 2.0
     if scaled_BCHW.shape[-2:] != (INPUT_PX, INPUT_PX):
         scaled_BCHW = interpolate(scaled_BCHW, (INPUT_PX, INPUT_PX), mode="bilinear", antialias=True)
-    return scaled_BCHW.contiguous(memory_format=torch.channels_last)  # half again as fast on a CPU
+    return scaled_BCHW.contiguous(memory_format=torch.channels_last)  # 1.5 times as fast on a CPU
 
 
 def load_scene_encoder(device: torch.device | str = "cpu") -> SceneEncoder:
@@ -178,7 +182,7 @@ def _outline(features: int = 0) -> Outline:
 
 
 class SceneEncoderSettings(EncoderPart):
-    """tintype's own small encoder of scenes. The encoder is part of the package and needs no download."""
+    """Settings of tintype's own small encoder of scenes, which is part of the package and needs no download."""
 
     kind: Literal["scenes"] = "scenes"
 
@@ -228,7 +232,7 @@ def scene_features(device: torch.device) -> SceneFeatures:
 
 
 class SceneTeacherSettings(TeacherPart):
-    """The last map of tintype's own encoder of scenes, resized to the grid. The encoder is part of the package."""
+    """Settings of a teacher whose tokens are the last map of tintype's packaged scene encoder, resized to the grid."""
 
     kind: Literal["scenes"] = "scenes"
 

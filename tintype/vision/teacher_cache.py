@@ -1,10 +1,10 @@
 """A frozen teacher's tokens of the training images, cached by image id.
 
-The tokens are the same in every epoch. A cache stores them in fp16. With a cache, tokens always pass through fp16, so
-that cached and recomputed rows are equal. All processes of a machine share the rows, in memory or on disk, and each row
-is computed by one process.
+An image's tokens are the same in every epoch. The cache has one row of fp16 tokens per image. With a cache, recomputed
+tokens are rounded to fp16 too, so that they equal cached tokens. All processes of a machine share the rows, in memory
+or on disk, and each row is computed by one process.
 
-A GPU's kernels round differently by an image's index in its batch. So images are computed in blocks that only depend on
+A GPU rounds differently depending on an image's index in its batch. So images are encoded in blocks that only depend on
 the data. A row then does not depend on which process computes it, in which order, or what was cached before.
 
 B: images. N: images of the data. M: images whose tokens are computed. L: tokens. D: width of the teacher.
@@ -39,18 +39,18 @@ CacheKind = Literal["none", "memory", "disk"]
 _CPU_BATCH = 16
 """The network's fixed batch size on a CPU: kernels round differently for other batch sizes."""
 CACHED_TEACHER_BATCH = 64
-"""The network's largest batch size on a GPU. The network's activations take memory from the denoiser."""
+"""Largest batch size of the teacher on a GPU. The limit leaves more memory to the denoiser."""
 _BLOCKS_AT_ONCE = 16
 """Number of blocks to look up at a time, so that long lists are not searched for each block."""
 _AHEAD_ON = frozenset({"cuda"})
-"""Device types for which rows are prefetched. A CPU would have to do the prefetch itself."""
+"""Device types for which rows are prefetched. On a CPU, prefetching would slow down training itself."""
 
 
 class Blocks:
-    """Batches of the teacher: images of one shape in the order of their ids, `size` at a time."""
+    """Batches for the teacher: each has up to `size` images of one shape, in the order of their ids."""
 
     def __init__(self, size: int, bucket_N: Tensor) -> None:
-        """Group the images into blocks. `bucket_N` gives images of one shape equal numbers."""
+        """Group the images into blocks. `bucket_N` has the same number for all images of one shape."""
         sorted_N, order_N = bucket_N.sort(stable=True)
         place_N = torch.arange(len(bucket_N))
         bucket_begin_N = torch.searchsorted(sorted_N, sorted_N)
@@ -60,7 +60,7 @@ class Blocks:
         self._bounds = [*begin_N.unique().tolist(), len(bucket_N)]
 
     def holding(self, ids: Sequence[int]) -> list[list[int]]:
-        """Return the whole blocks that contain these images, each once."""
+        """Return all blocks that contain any of these images, without duplicates."""
         begins = self._begin_N[torch.tensor(ids, dtype=torch.int64)].unique().tolist()
         ends = (self._bounds[bisect_right(self._bounds, begin)] for begin in begins)
         return [self._order_N[begin:end].tolist() for begin, end in zip(begins, ends, strict=True)]
@@ -68,7 +68,7 @@ class Blocks:
 
 @dataclass(frozen=True)
 class TeacherCache:
-    """Tokens of all images of a source. Missing tokens are computed."""
+    """The teacher's tokens of all images of a source. Missing tokens are computed on request."""
 
     teacher: Teacher
     rows: Rows
@@ -81,23 +81,23 @@ class TeacherCache:
     ahead: ReadAhead | None = None
 
     def fill(self, ids: Sequence[int], images: Callable[[Sequence[int]], Tensor]) -> int:
-        """Compute all blocks that contain these images and miss tokens. `images` returns images by id.
+        """Compute the missing tokens of all blocks that contain these images. `images` returns images by id.
 
-        Return the number of images whose tokens this process stored.
+        Return the number of images whose tokens this process has stored.
         """
         blocks = self.blocks.holding(ids)
         portions = (blocks[first : first + _BLOCKS_AT_ONCE] for first in range(0, len(blocks), _BLOCKS_AT_ONCE))
         return sum(self.rows.fill_blocks(some, lambda block: self._computed(images(block))) for some in portions)
 
     def expect(self, ids: Sequence[int]) -> None:
-        """Prefetch the tokens of the batch that is needed next."""
+        """Prefetch the tokens of these images, which are the next batch."""
         if self.ahead is not None:
             self.ahead.expect(ids)
 
     def __call__(self, image_BCHW: Tensor, ids: Sequence[int]) -> Tensor:
         """Return float32 [B, L, D] on the images' device, with values rounded to fp16.
 
-        Missing tokens are computed from these images and not stored, since a training batch is not a block.
+        Missing tokens are computed from `image_BCHW`. They are not stored, since a training batch is not a block.
         """
         row_BLD = None if self.ahead is None else self.ahead.take(ids)
         if row_BLD is None:
@@ -118,7 +118,7 @@ class TeacherCache:
         return row_BLD[:, :tokens].to(torch.float32)
 
     def at_grid(self, teacher: Teacher) -> TeacherCache:
-        """Return a cache with the same rows and the teacher of another grid, one of those that the rows are for."""
+        """Return a cache with the same rows for a teacher of another grid, which must be one of the source's grids."""
         return replace(self, teacher=teacher)
 
     def _computed(self, image_MCHW: Tensor) -> Tensor:
@@ -147,11 +147,11 @@ def open_teacher_cache(
     grids: Sequence[Grid] = (),
     batch: int = _CPU_BATCH,
 ) -> TeacherCache:
-    """Open or make the cache of all images of a source; raise a `UserError` if there is not enough room.
+    """Open or create the cache for all images of a source. Raise a `UserError` if memory or disk space is too small.
 
-    `grids` are the grids of the source's images, if they have several shapes. An image has one of these grids, so the
-    same rows serve all grids: `TeacherCache.at_grid`. On a GPU a block has `batch` images, at most
-    `CACHED_TEACHER_BATCH`. Rows differ between block sizes and between GPU models, so each has a cache of its own.
+    `grids` are the grids of the source's images, if they have several shapes. An image has only one of these grids, so
+    all grids share the rows (`TeacherCache.at_grid`). On a GPU a block has `batch` images, at most
+    `CACHED_TEACHER_BATCH`. Rows differ between block sizes and between GPU models, so each of these has its own cache.
     """
     images = fingerprint(source)
     decides: list[object] = [teacher.identity, data_key, images, teacher.grid, len(source), device.type]
@@ -179,7 +179,7 @@ def open_teacher_cache(
 
 
 def _memory_rows(images: str, content: Content) -> Rows:
-    """Return the rows in memory. Release rows of other images, and if there is no room, all rows that no run uses."""
+    """Return the rows in memory. Release rows of other images, and if memory is short, all rows that no run uses."""
     if content.stamp not in _in_memory:
         for other in [other for other, (of, _) in _in_memory.items() if of != images]:
             del _in_memory[other]
@@ -193,7 +193,7 @@ def _memory_rows(images: str, content: Content) -> Rows:
 
 
 def forget_teacher_cache(kept: TeacherCache) -> None:
-    """Release rows in memory; rows on disk stay."""
+    """Release the rows of a cache in memory. Rows on disk stay."""
     for key in [key for key, (_, rows) in _in_memory.items() if rows is kept.rows]:
         del _in_memory[key]
 

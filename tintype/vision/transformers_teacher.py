@@ -1,4 +1,4 @@
-"""`transformers`: any plain vision transformer as a teacher.
+"""`transformers`: any plain vision transformer from the library transformers as a teacher.
 
 B: images. C: channels. H, W: rows, columns. L: tokens of the grid. D: width of the teacher.
 """
@@ -104,7 +104,7 @@ class HubTeacherPart(TeacherPart):
         return self._checkpoint.image_processor().normalisation
 
     def _number(self, config: Untyped, key: str) -> int:
-        """Return a size of the image tower. If the config gives a size per side, both must be equal."""
+        """Return a size of the image tower from its config. If the config gives a size per side, both must be equal."""
         config = vision_config(config)
         value = getattr(config, key, None)
         sides = set(value) if isinstance(value, list | tuple) else {value}
@@ -119,10 +119,10 @@ class HubTeacherPart(TeacherPart):
 
 
 class TransformersTeacherSettings(HubTeacherPart):
-    """Any plain vision transformer of transformers: ViT, SigLIP, CLIP, I-JEPA, …
+    """Settings of any plain vision transformer of transformers: ViT, SigLIP, CLIP, I-JEPA, …
 
-    Its tokens are `last_hidden_state`, which is after the last norm. The exception is CLIP, whose last norm only
-    applies to the class token.
+    The teacher's tokens are `last_hidden_state`, which is after the last norm, except in CLIP. CLIP's last norm applies
+    to the class token only.
     """
 
     kind: Literal["transformers"] = "transformers"
@@ -143,7 +143,7 @@ class TransformersTeacher(Teacher):
         return token_BLD
 
     def class_tokens(self, image_BCHW: Tensor) -> Tensor:
-        """Return the first token, if there is one before the patches."""
+        """Return the first token if it precedes the patch tokens. Otherwise return the mean of the patch tokens."""
         with frozen_arithmetic(self._device, self.arithmetic):
             token_BLD = self._output(self.prepare(image_BCHW).to(self._dtype)).float()
         patches = self.grid[0] * self.grid[1]
@@ -152,10 +152,10 @@ class TransformersTeacher(Teacher):
     def attention(self, image_BCHW: Tensor, layers: int) -> Tensor:
         """Return the attention between patches in the last layers, fp32 [B, layers, heads, L, L].
 
-        A row sums to 1 over the patches: attention to class and register tokens is left out.
+        Each row sums to 1 over the patches, since attention to class and register tokens is left out.
         """
         patches = self.grid[0] * self.grid[1]
-        self._network.set_attn_implementation("eager")  # others hold no map
+        self._network.set_attn_implementation("eager")  # other implementations return no attention map
         with frozen_arithmetic(self._device, self.arithmetic):
             found = self._network(pixel_values=self.prepare(image_BCHW), output_attentions=True, **self._options)
             seen_BNALL = torch.stack([one[:, :, -patches:, -patches:] for one in found.attentions[-layers:]], 1).float()
@@ -165,7 +165,7 @@ class TransformersTeacher(Teacher):
         """Raise if the network has no attention maps, or too few layers."""
         try:
             found = self.attention(torch.zeros(1, 3, _PROBE_PX, _PROBE_PX, dtype=torch.uint8), layers)
-        except Exception as error:  # networks raise what they like where they have no maps
+        except Exception as error:  # networks without maps raise various exceptions
             reason = str(error).strip() or type(error).__name__
             raise UserError(f"{self.words} gives no attention maps ({reason})", _ADVICE) from error
         if found.shape[1] < layers:
@@ -175,18 +175,21 @@ class TransformersTeacher(Teacher):
 
     @cached_property
     def _options(self) -> dict[str, bool]:
-        """Return call options. DINO's networks always resample their position embeddings and have no such option."""
+        """Return the options of the network's call, to resample position embeddings for another grid.
+
+        DINO's networks always resample them, and have no such option.
+        """
         accepted = inspect.signature(self._network.forward).parameters
         return {"interpolate_pos_encoding": True} if "interpolate_pos_encoding" in accepted else {}
 
     def check(self) -> None:
         """Encode one image twice; raise if the network does not behave as its config says."""
-        value_N = torch.arange(3 * _PROBE_PX * _PROBE_PX) * 7919 % 251  # something in every part of the image
+        value_N = torch.arange(3 * _PROBE_PX * _PROBE_PX) * 7919 % 251  # an image with content in every part
         input_BCHW = self.prepare(value_N.to(torch.uint8).view(1, 3, _PROBE_PX, _PROBE_PX)).to(self._dtype)
         try:
             with frozen_arithmetic(self._device, self.arithmetic), torch.compiler.set_stance("force_eager"):
                 first, second = (self._output(input_BCHW) for _ in range(2))
-        except Exception as error:  # networks raise what they like at an input that they do not take
+        except Exception as error:  # networks raise various exceptions for an input of a wrong size
             raise self._misfit(f"it failed ({str(error).strip() or type(error).__name__})") from error
         registers = getattr(self._network.config, "num_register_tokens", None) or 0
         patches = self.grid[0] * self.grid[1]

