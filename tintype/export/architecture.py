@@ -1,6 +1,6 @@
-"""The denoiser in diffusers' format: conversion of its settings both ways, or from tensor shapes, and the tensor names.
+"""The denoiser in diffusers' format: convert its settings in both directions, infer them from shapes, map tensor names.
 
-Our names are those of diffusers' `PRXTransformer2DModel`; PRX trains with others.
+tintype's tensors have the names of diffusers' `PRXTransformer2DModel`. PRX's training code uses other names.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TELLING = (
     "blocks.0.attention.norm_q.weight",
     "blocks.0.gate_proj.weight",
 )
-"""Tensors whose shapes imply the sizes."""
+"""Tensors from whose shapes the sizes of the denoiser are inferred."""
 _OF_A_BLOCK = {
     "attention.img_qkv_proj.weight": "img_qkv_proj.weight",
     "attention.txt_kv_proj.weight": "txt_kv_proj.weight",
@@ -38,22 +38,22 @@ _OF_A_BLOCK = {
     "attention.norm_added_k.weight": "k_norm.scale",
     "attention.to_out.0.weight": "attn_out.weight",
 }
-"""diffusers' name -> PRX's, after `blocks.N.`; all others are the same in both."""
+"""diffusers' name -> PRX's name, after `blocks.N.`. All other names are the same in both."""
 _BLOCK = re.compile(r"(blocks\.\d+\.)(.+)")
 
 _TRAINED = {"average": "ema_denoiser.model.", "raw": "denoiser."}
-"""Prefixes of the weights in PRX's training."""
+"""Prefixes of the denoiser's tensors in checkpoints of PRX's training."""
 _ELSEWHERE = ("model.diffusion_model.", "transformer.")
-"""Prefixes in single files from other tools."""
+"""Prefixes of the denoiser's tensors in single files from other tools."""
 _OTHER_ROOMS = (*_TRAINED.values(), "vae.", "vae_tower.", "text_encoder.", "text_tower.")
 _OF_NO_CONSEQUENCE = {"_class_name", "_diffusers_version", "_name_or_path"}
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class PrxConfig(BaseModel):
-    """Settings of the denoiser by our names, and by diffusers' if they differ; a config may leave its defaults out.
+    """Settings of the denoiser under tintype's names, with diffusers' names as aliases where the two differ.
 
-    `to_config` and `from_config` convert them.
+    A config may leave out defaults. `to_config` and `from_config` convert between the two forms.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
@@ -74,7 +74,7 @@ class PrxConfig(BaseModel):
 
     @property
     def model(self) -> dict[str, Any]:
-        """Return the section `model` of a plan."""
+        """Return these settings as the section `model` of a plan."""
         return self.model_dump(exclude={"channels", "text_dim", "axes"})
 
 
@@ -106,9 +106,9 @@ def from_config(stated: Mapping[str, Any], place: str) -> PrxConfig:
 
 
 def from_tensors(tensors: Mapping[str, Tensor], channels: int | None, place: str) -> dict[str, Any]:
-    """Return the section `model` of a plan that the shapes imply.
+    """Return the section `model` of a plan, inferred from the shapes of the tensors.
 
-    Shapes do not separate channels and patch size, so `channels` are the tokenizer's.
+    Shapes give only the product of channels and patch area, so `channels` is the tokenizer's number of channels.
     """
     blocks = {int(found[1]) for name in tensors if (found := re.match(r"blocks\.(\d+)\.", name))}
     lacking = [name for name in _TELLING if name not in tensors]
@@ -143,7 +143,7 @@ def from_tensors(tensors: Mapping[str, Tensor], channels: int | None, place: str
 
 
 def _ratio(hidden: int, width: int) -> float:
-    """Return the shortest ratio for which int(width × ratio) is `hidden`."""
+    """Return the ratio with the fewest digits for which int(width × ratio) is `hidden`."""
     for digits in range(1, 18):
         ratio = round(hidden / width, digits)
         if int(width * ratio) == hidden:
@@ -154,7 +154,7 @@ def _ratio(hidden: int, width: int) -> float:
 def check_tensors(
     tensors: Mapping[str, Tensor], model: ModelSettings, channels: int, text_dim: int, place: str
 ) -> None:
-    """Raise if tensors are missing, unknown, or of another shape than in the architecture."""
+    """Raise if a tensor is missing or unknown, or has another shape than in the architecture."""
     with torch.device("meta"):
         wanted = Transformer(model.model_copy(update={"compile": False}), channels, text_dim).state_dict()
     if found := misfits(forms_of(tensors), {name: Form(tensor.shape) for name, tensor in wanted.items()}):
@@ -174,9 +174,10 @@ to_diffusers = partial(_renamed, table={theirs: ours for ours, theirs in _OF_A_B
 
 
 def denoiser_in(tensors: Mapping[str, Tensor], weights: str | None, place: str) -> tuple[dict[str, Tensor], str]:
-    """Return the denoiser's tensors under diffusers' names, and which weights they are: `raw`, `average` or `unknown`.
+    """Return the denoiser's tensors under diffusers' names, and the kind of weights: `raw`, `average` or `unknown`.
 
-    Tensors with a prefix of another network are left out. Unknown tensors stay, so that a later check refuses them.
+    Tensors whose prefix belongs to another network are left out. Unknown tensors stay, so that a later check refuses
+    them.
     """
     there = [kind for kind, prefix in _TRAINED.items() if any(name.startswith(prefix) for name in tensors)]
     if weights is not None and weights not in (there or [weights]):

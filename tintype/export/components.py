@@ -1,12 +1,13 @@
-"""The parts of a pipeline: a run's text encoder, its text tokenizer, and its autoencoder.
+"""Make the components of a diffusers pipeline from a run: text encoder, text tokenizer and autoencoder.
 
 The pipelines pad to `model_max_length` and read `last_hidden_state`. Padding goes to the right, so that a token has the
 same position as in training.
 
-`PRXPipeline` decodes latents / scaling_factor + shift_factor: one number each. Numbers for each channel are folded into
-the 1 × 1 convolutions between the latents and the networks of an `AutoencoderKL`. They are created if it has none. That
-is exact: the flow stays in the space of training, with noise of deviation 1. In the denoiser's first and last layer
-instead, noise would need another deviation in each channel, and the shift a term that changes with t.
+`PRXPipeline` decodes latents / scaling_factor + shift_factor, with one number each for all channels. If tintype has one
+number per channel, these are folded into an `AutoencoderKL`: into the 1 × 1 convolutions between the latents and the
+networks. The convolutions are created if they do not exist. This is exact, since the flow stays in the space of
+training, with noise of standard deviation 1. If the numbers were folded into the denoiser's first and last layer, the
+noise would need another standard deviation in each channel. The shift would also need a term that changes with t.
 
 C: channels.
 """
@@ -35,7 +36,7 @@ def form_of(text: TextEncoder) -> TransformersForm:
 
 
 def network_of(form: TransformersForm) -> Any:
-    """Return the network as a class of transformers, since the folder contains no code."""
+    """Return the network as an object of a transformers class, since the exported folder must not contain code."""
     import transformers
 
     network = form.network
@@ -53,10 +54,10 @@ def tokenizer_of(form: TransformersForm) -> Any:
     tokenizer = copy.deepcopy(form.tokenizer)
     tokenizer.model_max_length = form.max_tokens
     tokenizer.padding_side = "right"
-    if tokenizer.pad_token is None:  # its states are never seen
+    if tokenizer.pad_token is None:  # the states of padding are never used
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(form.nothing)
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is not None:  # what its last call left would be saved with it
+    if backend is not None:  # the settings of its last call would be saved with it
         backend.no_truncation()
         backend.no_padding()
     return tokenizer
@@ -65,7 +66,7 @@ def tokenizer_of(form: TransformersForm) -> Any:
 def null_prompt(form: TransformersForm) -> str:
     """Return the negative prompt that gives the same tokens as the null caption in training.
 
-    A tokenizer that reduces '' to nothing leaves the pipeline without text, although training had one token.
+    If the tokenizer makes no token of '', the pipeline would have no text, but training had one token.
     """
     tokenizer = form.tokenizer
     if tokenizer("")["input_ids"]:
@@ -81,9 +82,9 @@ def null_prompt(form: TransformersForm) -> str:
 
 
 def mend_config(folder: Path) -> None:
-    """Fix the config of a T5Gemma encoder saved by itself.
+    """Fix the config of a T5Gemma encoder that was saved without its decoder.
 
-    Otherwise transformers reads it with the sizes of the 2B model, unless it is a config of encoder and decoder.
+    transformers would otherwise use the sizes of the 2B model, since it expects a config of encoder and decoder.
     """
     import transformers
 
@@ -97,7 +98,7 @@ def mend_config(folder: Path) -> None:
 
 
 def for_pipeline(tokenizer: Tokenizer) -> Any:
-    """Return the network in fp32. It is modified: load the tokenizer again before using it."""
+    """Return the autoencoder in fp32. This changes the tokenizer's network, so load the tokenizer again to use it."""
     form = tokenizer.diffusers_form()
     assert form is not None, "the plan's tokenizer says that a pipeline can hold it"
     network, shift_C, scale_C = form.network.float(), form.shift_C, form.scale_C
@@ -120,18 +121,18 @@ def for_pipeline(tokenizer: Tokenizer) -> Any:
 
 
 def _one(number_C: Tensor) -> float | None:
-    """Return the number that all channels have in common; None if they differ."""
+    """Return the number of the channels if it is the same for all; None if the numbers differ."""
     return float(number_C[0]) if bool((number_C == number_C[0]).all()) else None
 
 
 @torch.no_grad()
 def _folded(network: Any, shift_C: Tensor, scale_C: Tensor) -> Any:
-    """Fold the normalisation into the network: its latents become (latent - shift) · scale, in and out.
+    """Fold the normalisation into the network, which then encodes to and decodes from (latent - shift) · scale.
 
-    The posterior's deviation is scaled with its mean.
+    The posterior's standard deviation is scaled too, by the same factor as its mean.
     """
     scale_C, shift_C = scale_C.double(), shift_C.double()
-    out_C = torch.cat([scale_C, torch.ones_like(scale_C)])  # of the mean, and of the logarithm of the variance
+    out_C = torch.cat([scale_C, torch.ones_like(scale_C)])  # for the mean, and for the logarithm of the variance
     added_C = torch.cat([-shift_C * scale_C, 2 * scale_C.abs().log()])
     weight_CC, bias_C = _matrix(network.quant_conv, len(out_C))
     network.quant_conv = _convolution(out_C[:, None] * weight_CC, out_C * bias_C + added_C)

@@ -1,8 +1,8 @@
-"""Refuse runs that a form of export cannot hold, with every reason and the alternative.
+"""Refuse to export a run in a format that cannot represent it, with every reason and the alternative.
 
 `PRXPipeline` takes latents of `AutoencoderKL` or `AutoencoderDC` and a denoiser that predicts the velocity.
-`PRXPixelPipeline` takes pixels and a denoiser that predicts the clean image, divided by max(t, 0.05). The parts of a
-plan report themselves why they cannot be exported.
+`PRXPixelPipeline` takes pixels and a denoiser that predicts the clean image, divided by max(t, 0.05). Each part of a
+plan reports the reasons why it cannot be exported.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ _RECIPES = ("pocket-diffusers", "mini-diffusers")
 
 
 def pipeline_for(plan: Plan, run: Path | None = None) -> Pipeline:
-    """Return the pipeline that samples as tintype does. `run` is the folder of the run, for the message."""
+    """Return the pipeline that samples as tintype does, or raise. `run` is the run's folder, for the error message."""
     _refuse(plan, plan.tokenizer.pipeline, f"diffusers' {plan.tokenizer.pipeline} cannot hold this run", run)
     return plan.tokenizer.pipeline
 
 
 def holds(plan: Plan) -> bool:
-    """Return whether a pipeline of diffusers can hold a run of this plan."""
+    """Return whether a run of this plan can be exported as a diffusers pipeline."""
     return not obstacles(plan, plan.tokenizer.pipeline)
 
 
 def check_single_file(plan: Plan, run: Path | None = None) -> None:
-    """Raise if the denoiser alone is of no use, since other parts of sampling are not available elsewhere."""
+    """Raise if a file with the denoiser alone is useless, since other tools lack a part that sampling needs."""
     _refuse(plan, "safetensors", "one file of the denoiser cannot hold this run", run)
 
 
 def obstacles(plan: Plan, form: ExportForm) -> list[Obstacle]:
-    """Return all reasons why a run of the plan cannot be exported in this form."""
+    """Return all reasons why a run of the plan cannot be exported in this format."""
     parts = [plan.text, plan.objective, plan.tokenizer, plan.data, plan.captions, plan.optimizer, plan.main_loss]
     every = [*parts, plan.weighting, plan.route, plan.tuning, *plan.losses]
     return [
@@ -50,7 +50,7 @@ def obstacles(plan: Plan, form: ExportForm) -> list[Obstacle]:
 
 
 def model_obstacles(plan: Plan) -> list[Obstacle]:
-    """Return the settings in which the blocks differ from PRX's: its transformer has no such layers."""
+    """Return the settings that give the denoiser's blocks layers that PRX's transformer does not have."""
     usual = plain(ModelSettings())
     return [
         Obstacle(
@@ -66,7 +66,10 @@ def _assignment(name: str, value: object) -> str:
 
 
 def route_obstacles(plan: Plan) -> list[Obstacle]:
-    """Return the reason if the route has a layer that sampling needs too, as SPRINT's; TREAD samples densely."""
+    """Return the reason if the route adds a layer that sampling needs, as SPRINT does.
+
+    TREAD adds no such layer, since it samples with all tokens in all blocks.
+    """
     if plan.route is None or plan.route.build(plan.model).whole() is None:
         return []
     return [

@@ -1,7 +1,7 @@
 """Read a PRX model from other tools: a folder of diffusers, or one safetensors file.
 
-The folder is a pipeline's, or the transformer's alone. The tensor names are diffusers' or those of PRX's training. Only
-safetensors and JSON are read.
+The folder holds a whole pipeline or only its transformer. The tensors have the names of diffusers or of PRX's training.
+Only safetensors and JSON files are read.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _WEIGHTS = "diffusion_pytorch_model.safetensors"
 _PICKLED = (".pth", ".pt", ".bin", ".ckpt", ".pkl")
 _PREDICTIONS = {"PRXPipeline": "velocity", "PRXPixelPipeline": "x-prediction"}
 PIPELINES_BY_CLEANING = {"prx": "PRXPipeline", "prx-pixel": "PRXPixelPipeline"}
-"""`text.clean` -> the pipeline that cleans prompts in this way."""
+"""For each value of `text.clean`: the pipeline that cleans prompts in this way."""
 _PIXEL_NOISE_SCALE = 2.0
-"""PRXPixelPipeline's value, if a folder states none."""
+"""Noise scale of PRXPixelPipeline, for a folder that does not state it."""
 _MOST_TOKENS = 1024
-"""A tokenizer that states a greater length has no limit."""
+"""If a tokenizer states a larger length than this, it counts as unlimited."""
 
 
 Section: TypeAlias = dict[str, Any]
@@ -50,7 +50,7 @@ class Foreign:
     sha256: dict[str, str]
     """SHA-256 of each file of weights."""
     about: Section
-    """The record that tintype wrote with it; None if it wrote none."""
+    """The record of a tintype export; empty if tintype did not write the folder."""
     config: PrxConfig | None
     """The transformer's settings, if there are any."""
     sections: Section
@@ -125,12 +125,12 @@ def _about(text: str, place: Path) -> Section:
 
 
 def _stated(file: Path) -> Section:
-    """Return the content of a JSON file of the folder; empty if there is no such file."""
+    """Return the content of a JSON file in the folder. Empty if the file does not exist."""
     return json_object(file) if file.is_file() else {}
 
 
 def _recorded(about: Section) -> Section:
-    """Return the sections of a plan from tintype's own record."""
+    """Return the sections of a plan that the record of a tintype export states."""
     if not about:
         return {}
     named = {key: value for key, value in about["text"].items() if key not in ("dim", "identity")}
@@ -149,7 +149,7 @@ def _recorded(about: Section) -> Section:
 
 
 def _pipeline_sections(place: Path, about: Section) -> Section:
-    """Return the sections of a plan that a pipeline's folder implies; tintype's own record has precedence."""
+    """Return the sections of a plan that a pipeline's folder implies. The record of a tintype export overrides them."""
     index = place / "model_index.json"
     if not (stated := _stated(index)):
         return {}

@@ -1,6 +1,6 @@
-"""`tintype import`: make the folder of a run from a PRX model of other tools, with its checkpoint at step 0.
+"""`tintype import`: make a run from a PRX model of another tool, with the model's weights as its checkpoint at step 0.
 
-Such a run is sampled and scored like any other, and training continues from its weights with a new optimizer.
+An imported run is sampled and scored like any other run. Training continues from its weights with a new optimizer.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ImportedModel:
 
 
 def import_model(source: Path, out: Path, assignments: Sequence[str] = (), weights: str | None = None) -> ImportedModel:
-    """Import the whole run, or nothing. `assignments` are settings of the plan, as `--set` gives them."""
+    """Import a model as a run. An error leaves no files. `assignments` are settings of the plan, as in `--set`."""
     refuse_existing(out)
     foreign = read_foreign(source, weights)
     plan = _plan(foreign, assignments)
@@ -55,7 +55,7 @@ def import_model(source: Path, out: Path, assignments: Sequence[str] = (), weigh
 
 
 def open_model(source: Path, device: str | None = None) -> Model:
-    """Return a foreign PRX model to sample from, as `import_model` reads it, without a run's folder."""
+    """Return a PRX model of another tool to sample from, without making a run's folder as `import_model` does."""
     foreign = read_foreign(source, None)
     plan = _plan(foreign, [f"run.device={device}"] if device else [])
     _check(foreign, plan)
@@ -67,7 +67,7 @@ def open_model(source: Path, device: str | None = None) -> Model:
 
 
 def _check_parts(foreign: Foreign, parts: Model) -> None:
-    """Raise if weights do not fit the networks of the plan."""
+    """Raise if the imported weights do not fit the networks of the plan."""
     plan, reads = parts.plan, foreign.tensors.get("txt_in.weight")
     if reads is not None and reads.shape[-1] != parts.text.dim:
         raise UserError(
@@ -86,7 +86,7 @@ def _fill(parts: Model, foreign: Foreign) -> None:
 
 
 def _plan(foreign: Foreign, assignments: Sequence[str]) -> Plan:
-    """Return the plan: the folder's own sections, overridden by the user's assignments."""
+    """Return the plan from the sections that the folder implies, overridden by the user's assignments."""
     sections = {key: dict(value) for key, value in foreign.sections.items()}
     if foreign.config is not None:
         sections["model"] = foreign.config.model
@@ -97,7 +97,10 @@ def _plan(foreign: Foreign, assignments: Sequence[str]) -> Plan:
 
 
 def _add_model(foreign: Foreign, document: Document, assignments: Sequence[str]) -> None:
-    """Infer the model from the tensors. The tokenizer is found first, with a model that fits any tokenizer."""
+    """Add the section `model`, inferred from the tensors.
+
+    This needs the tokenizer's channels. So the tokenizer is first resolved with a model that fits any tokenizer.
+    """
     if "tokenizer" not in document.data and not any(one.strip().startswith("tokenizer") for one in assignments):
         from_tensors(foreign.tensors, None, str(foreign.place))
     trial = Document(document.name, {**document.data, "model": {"patch": 1}})
@@ -134,7 +137,7 @@ def _check(foreign: Foreign, plan: Plan) -> None:
 
 def _write(foreign: Foreign, parts: Session, record: dict[str, Any], temporary: Path) -> None:
     _fill(parts, foreign)
-    state = new_state(parts)  # an average begins with the weights as they are now
+    state = new_state(parts)  # a weight average begins with the imported weights
     folder = RunFolder(temporary)
     with folder.claim(parts.plan):
         folder.keep_identities(parts.identities, 0)
@@ -145,7 +148,7 @@ def _write(foreign: Foreign, parts: Session, record: dict[str, Any], temporary: 
 
 
 def _cleaning_notes(foreign: Foreign, text: TextPart) -> Iterator[str]:
-    """Describe how prompts are cleaned, if the folder's own plan does not."""
+    """Yield a note on how prompts are cleaned, if the folder's own plan does not state it."""
     cleaning = plain(text)["clean"]
     if foreign.about:
         return
@@ -163,7 +166,7 @@ def _cleaning_notes(foreign: Foreign, text: TextPart) -> Iterator[str]:
 
 
 def _record(foreign: Foreign, plan: Plan) -> dict[str, Any]:
-    """Origin of the weights."""
+    """Return the record of the imported weights' origin."""
     about = {key: foreign.about[key] for key in ("plan", "step", "tintype") if key in foreign.about}
     return {
         "source": str(foreign.place.absolute()),

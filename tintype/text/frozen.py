@@ -1,9 +1,10 @@
-"""Frozen text encoders of transformers: their token states, in fixed arithmetic, identified by a hash.
+"""Frozen text encoders from transformers, which encode captions to token states.
 
-The states come from the last layer after its norm, or from an earlier layer. As in PRX, captions get no chat template
-and no instruction. The empty caption has at least one token with any tokenizer.
+The states come from the last layer after its norm, or from an earlier layer. They are computed in fixed arithmetic, and
+a hash identifies everything that determines them. As in PRX, captions get no chat template and no instruction. The
+empty caption has at least one token with any tokenizer.
 
-B: captions of a group. L: tokens. C: width of the encoder. T: tokens of all captions.
+B: captions that are encoded together. L: tokens. C: width of the encoder. T: tokens of all captions.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from tintype.text.part import TextPart
 from tintype.wording import setting
 
 _PROBES = ("A RED ball, 3.5 m off — naïve\tcafé's", "a ball on grass " * 500, "")
-"""Texts whose tokens reveal the treatment of case, accents, special tokens and truncation."""
+"""Texts whose tokens show how a tokenizer treats case, accents, special tokens and truncation."""
 _MOST_CUT = 1 << 17
-"""Number of cached truncated captions, since captions repeat in every epoch."""
+"""Largest number of truncated captions in the cache. Captions are cached since they repeat in every epoch."""
 _LONG = "one red ball and two blue cubes on the grass " * 200
 
 
@@ -104,7 +105,7 @@ class FrozenTextPart(PretrainedPart, TextPart):
 
 @dataclass(frozen=True)
 class EncodedCaptions:
-    """Token states of captions on the device, in the type in which they were computed; used to make batches."""
+    """Token states of captions on the device, in the type in which they were computed, to make batches of."""
 
     packed: Packed
     place: Mapping[str, int]
@@ -113,12 +114,15 @@ class EncodedCaptions:
     device: torch.device
 
     def batch(self, captions: Sequence[str]) -> TextTokens:
-        """Return a batch of some of the captions."""
+        """Return the token states of these captions as one batch."""
         return spread(self.packed, [self.place[caption] for caption in captions], self.length, self.device)
 
 
 class FrozenTextEncoder:
-    """A frozen network and its tokenizer. Not an `nn.Module`, so it is not trained, averaged, sharded or saved."""
+    """A frozen network and its tokenizer.
+
+    The encoder is not an `nn.Module`, so it is not trained, averaged, sharded or saved.
+    """
 
     def __init__(self, settings: FrozenTextPart, network: Untyped, device: torch.device) -> None:
         self.settings, self.device = settings, device
@@ -151,19 +155,19 @@ class FrozenTextEncoder:
         return self.encode_all(captions).batch(captions)
 
     def encode_all(self, captions: Sequence[str]) -> EncodedCaptions:
-        """Encode each distinct caption once; the null caption occurs often."""
+        """Encode each distinct caption once, since captions repeat, above all the null caption."""
         place = {caption: index for index, caption in enumerate(dict.fromkeys(captions))}
         packed = self.packed(list(place), alone if self.device.type == "cpu" else by_length)
         return EncodedCaptions(packed, place, self.settings.max_tokens, self.device)
 
     def packed(self, captions: Sequence[str], grouping: Grouping) -> Packed:
-        """Return the token states on the device, in the type in which they are computed."""
+        """Return the captions' token states on the device, without padding, in the type in which they are computed."""
         ids = self.token_ids(captions)
         lengths = [len(one) for one in ids]
         starts, states, total = [0] * len(ids), [], 0
         with frozen_arithmetic(self.device, self.settings.compute):
             for group in grouping(lengths):
-                length = min(group.length, self.settings.max_tokens)  # the network may have no more positions
+                length = min(group.length, self.settings.max_tokens)  # the network may not have more positions
                 state_BLC = self._states([ids[place] for place in group.members], length, group.rows)
                 states.append(state_BLC.flatten(0, 1))
                 for row, place in enumerate(group.members):
@@ -175,7 +179,7 @@ class FrozenTextEncoder:
         return [self._cut(caption, max_tokens) for caption in captions]
 
     def _beginning(self, caption: str, max_tokens: int) -> str:
-        """Truncate a caption to `max_tokens`, also within a word. Letters are dropped until the tokens fit."""
+        """Truncate a caption to `max_tokens` tokens. Letters are dropped from its end, also within a word."""
         (text,) = self._read([caption])
         if not self._is_longer(text, max_tokens):
             return caption
@@ -195,13 +199,13 @@ class FrozenTextEncoder:
         return len(self.token_ids([text], max_tokens + 1)[0]) > max_tokens
 
     def token_ids(self, captions: Sequence[str], max_tokens: int | None = None) -> list[list[int]]:
-        """Return the tokens of each caption, truncated to `max_tokens`, by default the settings' number."""
+        """Return the token ids of each caption, truncated to `max_tokens`, which the settings give by default."""
         most = max_tokens or self.settings.max_tokens
         found = self.tokenizer(self._read(captions), truncation=True, max_length=most)["input_ids"]
         return [list(ids) or [self._nothing] for ids in found]
 
     def _read(self, captions: Sequence[str]) -> list[str]:
-        """Return the cleaned captions, as the tokenizer gets them. Letters that are not valid Unicode are replaced."""
+        """Return the cleaned captions in the form that the tokenizer gets. Invalid Unicode characters are replaced."""
         return [self._clean(caption).encode("utf-8", "replace").decode() for caption in captions]
 
     def _states(self, ids: Sequence[Sequence[int]], length: int, rows: int) -> Tensor:
@@ -218,7 +222,7 @@ class FrozenTextEncoder:
         return state_BLC
 
     def _check_output(self) -> None:
-        """Encode the empty and a very long caption, to detect a network that fails on them before a run begins."""
+        """Encode an empty and a very long caption, so that a network that fails on them fails before a run begins."""
         with explained(self.settings.checkpoint):
             token_TC = self.packed(["", _LONG], alone).token_TC
         if token_TC.shape[1] != self.dim or not token_TC.isfinite().all():
@@ -252,7 +256,7 @@ class FrozenTextEncoder:
         return value
 
     def _some_token(self, *ids: int | None) -> int:
-        """Return the first id that is not None: for padding, and for a caption without any token."""
+        """Return the first id that is not None. It is the token for padding, or for a caption without tokens."""
         for found in ids:
             if found is not None:
                 return int(found)
@@ -277,4 +281,4 @@ class FrozenTextEncoder:
 
 
 POOLERS = frozenset({"pooler"})
-"""Modules after the token states, whose output is not used. Checkpoints often lack them."""
+"""Modules that only read the token states, and whose output is not used. Checkpoints often lack their weights."""

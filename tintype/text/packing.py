@@ -1,8 +1,8 @@
 """Token states of captions without padding, and batches made of them.
 
-A group is a batch of captions of similar length that passes through the text encoder together. The denoiser gets every
-batch padded to one length. So it is compiled once, and its results do not depend on the other captions in a batch. The
-padding is zeros, which the denoiser's attention masks out.
+A group is a set of captions of similar length that the text encoder encodes together. The denoiser gets every batch
+padded with zeros to one length, which its attention masks out. So the denoiser is compiled once, and its result for a
+sample does not depend on the other captions in the batch.
 
 B: captions of a batch. L: tokens of each caption that the denoiser reads. T: tokens of all captions. C: width of the
 encoder.
@@ -20,15 +20,18 @@ from tintype.runtime.transfer import send
 from tintype.seams import TextTokens
 
 _MULTIPLE = 32
-"""On a GPU, lengths are rounded up to a multiple of this, for fewer and larger groups."""
+"""On a GPU, the lengths of captions are rounded up to a multiple of this, which gives fewer and larger groups."""
 MOST_TOKENS = 1 << 15
-"""Most tokens of a group, including padding."""
+"""Largest number of tokens in a group, including padding."""
 _EVEN = 32
 
 
 @dataclass(frozen=True)
 class Group:
-    """Captions, by their indices in a list, padded to one length. Extra rows repeat the last caption."""
+    """Captions that are encoded together, padded to one length, as indices into a list.
+
+    If there are more rows than captions, the extra rows repeat the last caption.
+    """
 
     members: tuple[int, ...]
     length: int
@@ -40,17 +43,20 @@ Grouping = Callable[[Sequence[int]], list[Group]]
 
 
 def alone(lengths: Sequence[int]) -> list[Group]:
-    """Put each caption into a group of its own, without padding: its states then depend on it alone, bit for bit."""
+    """Make one group per caption, without padding. A caption's states then depend only on this caption, bit for bit."""
     return [Group((place,), length, 1) for place, length in enumerate(lengths)]
 
 
 def by_length(lengths: Sequence[int]) -> list[Group]:
-    """Make few groups with little padding."""
+    """Group captions of similar length. This makes few groups with little padding, for states that are not cached."""
     return [Group(some, length, len(some)) for some, length in _chunks(lengths, lambda n: max(1, MOST_TOKENS // n))]
 
 
 def evenly(lengths: Sequence[int]) -> list[Group]:
-    """Make groups of equal row count. Rounding depends on the row count, and cached states must not."""
+    """Make groups that all have the same number of rows.
+
+    A GPU's rounding depends on the number of rows. Cached states must not depend on the number of captions in a group.
+    """
     return [Group(some, length, _EVEN) for some, length in _chunks(lengths, lambda n: _EVEN)]
 
 
@@ -67,7 +73,10 @@ def _chunks(lengths: Sequence[int], most: Callable[[int], int]) -> list[tuple[tu
 
 @dataclass(frozen=True)
 class Packed:
-    """Tokens of several captions, with each caption's start and length. Gaps may lie between captions."""
+    """Token states of several captions in one tensor, with each caption's start and length.
+
+    There may be gaps between captions.
+    """
 
     token_TC: Tensor
     starts: Sequence[int]
@@ -75,7 +84,7 @@ class Packed:
 
 
 def spread(packed: Packed, captions: Sequence[int], length: int, device: torch.device) -> TextTokens:
-    """Return a batch of some of the packed captions in fp32 on the device, without synchronising the host."""
+    """Return a batch of some of the packed captions, in fp32 on the device, without waiting for the device."""
     token_TC = send(packed.token_TC, device)
     start_B = torch.tensor([packed.starts[one] for one in captions])
     lengths = tuple(packed.lengths[one] for one in captions)

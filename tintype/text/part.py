@@ -27,7 +27,7 @@ class TextPart(Part):
         )
 
     def limits(self) -> list[str]:
-        """Return the limits that this encoder puts on how a model reads prompts, one sentence each."""
+        """Return one sentence for each limit that this encoder sets for a model's prompts."""
         return []
 
     def check_packages(self) -> None:

@@ -1,4 +1,4 @@
-"""The rules by which diffusers' PRXPipeline cleans a prompt, in their order.
+"""The rules by which diffusers' PRXPipeline cleans a prompt, in the order of the pipeline.
 
 PRX adopted DeepFloyd's rules (`deepfloyd_if/modules/t5.py`). Differs: PRX's training code also straightens curly quotes
 first, and strips white space once more before the last rules. diffusers does neither, and this module follows
@@ -36,7 +36,7 @@ _BEFORE = _rules(
     ("[`´«»¨]", '"'),
     ("&quot;?", ""),
     ("&amp", ""),
-    (r"\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3}", " "),  # addresses of machines
+    (r"\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3}", " "),  # IP addresses
     (r"\d:\d\d\s+$", ""),
     (r"\\n", " "),
     (r"#\d{1,3}\b", ""),
@@ -48,10 +48,10 @@ _BEFORE = _rules(
     (r"[#®•©™&@·º½¾¿¡§~)(\]\[}{|\\/*]+", " "),
     (r"\s+\.\s+", " "),
 )
-"""Applied to the lower-cased text."""
+"""Rules for the lower-cased text, before broken letters and HTML entities are repaired."""
 _JOINTS = re.compile("[-_]")
 _MOST_JOINTS = 3
-"""A text with more dashes and underscores is taken for a file name: they become spaces."""
+"""A text with more dashes and underscores than this counts as a file name, and they become spaces."""
 _AFTER = _rules(
     (r"\b[a-zA-Z]{1,3}\d{3,15}\b", ""),  # jc6640
     (r"\b[a-zA-Z]+\d+[a-zA-Z]+\b", ""),  # jc6640vc
@@ -71,7 +71,7 @@ _AFTER = _rules(
     (r"['_,\-:+]$", ""),
     (r"^\.\S+$", ""),
 )
-"""Applied after broken letters and HTML entities are repaired."""
+"""Rules for the text after broken letters and HTML entities are repaired."""
 
 
 def clean_as_prx(caption: str, repair: Callable[[str], str]) -> str:

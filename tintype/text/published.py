@@ -19,7 +19,7 @@ _T5GEMMA_TOWER = "t5_gemma_module"
 
 
 class T5GemmaSettings(FrozenTextPart):
-    """The encoder of T5Gemma, with which PRX reads captions. Its decoder is not loaded."""
+    """Settings of the encoder of T5Gemma, which PRX uses for captions. T5Gemma's decoder is not loaded."""
 
     model_types: ClassVar[Mapping[str, str]] = {
         _T5GEMMA: "T5GemmaEncoderModel",
@@ -33,8 +33,9 @@ class T5GemmaSettings(FrozenTextPart):
     def network(self) -> Untyped:
         """Load the encoder.
 
-        A config can hold an encoder and a decoder config; an encoder saved alone may have either form. The attention
-        caps its scores softly, which only the `eager` implementation does in all versions of transformers.
+        The config of a full T5Gemma holds a config of the encoder and one of the decoder. The config of an encoder that
+        was saved alone may have this form or hold only the encoder's values. The attention limits its scores by a soft
+        cap, which only the `eager` implementation computes in all versions of transformers.
         """
         config = self.checkpoint.config()
         if config.model_type == _T5GEMMA and "T5GemmaEncoder" in (config.architectures or ()):
@@ -47,7 +48,7 @@ class T5GemmaSettings(FrozenTextPart):
 
 
 class T5Settings(FrozenTextPart):
-    """The encoder of T5, mT5 or UMT5."""
+    """Settings of the encoder of T5, mT5 or UMT5."""
 
     model_types: ClassVar[Mapping[str, str]] = {
         "t5": "T5EncoderModel",
@@ -62,7 +63,7 @@ class T5Settings(FrozenTextPart):
 
 
 class Qwen3VlSettings(FrozenTextPart):
-    """The language tower of Qwen3-VL, without its head. The image tower is dropped."""
+    """Settings of the language tower of Qwen3-VL, without its head. The image tower is not used."""
 
     model_types: ClassVar[Mapping[str, str]] = {"qwen3_vl": "Qwen3VLModel", "qwen3_vl_text": "Qwen3VLTextModel"}
     towers: ClassVar[Mapping[str, str]] = {"qwen3_vl": "language_model"}
@@ -74,10 +75,10 @@ class Qwen3VlSettings(FrozenTextPart):
 
 
 class Qwen3VlEmbeddingSettings(Qwen3VlSettings):
-    """Qwen3-VL trained for embeddings, as PRX uses it: all token states, and no instruction around a caption.
+    """Settings of Qwen3-VL trained for embeddings, used as in PRX: all token states, no instruction around a caption.
 
-    PRX's config calls its attention bidirectional. But PRX loads transformers' own class, which attends causally, and
-    this encoder does the same.
+    PRX's config calls the model's attention bidirectional. But PRX loads the class of transformers, whose attention is
+    causal. This encoder does the same.
     """
 
     kind: Literal["qwen3-vl-embedding"] = "qwen3-vl-embedding"  # type: ignore[assignment]
@@ -87,7 +88,10 @@ class Qwen3VlEmbeddingSettings(Qwen3VlSettings):
 
 
 class ClipSettings(FrozenTextPart):
-    """The text tower of CLIP: all its tokens, not the pooled token. Stable Diffusion 2 and XL use `skip_layers` 1."""
+    """Settings of the text tower of CLIP: the states of all tokens, not the pooled state.
+
+    Stable Diffusion 2 and XL use `skip_layers` 1.
+    """
 
     model_types: ClassVar[Mapping[str, str]] = {"clip": "CLIPModel", "clip_text_model": "CLIPTextModel"}
     towers: ClassVar[Mapping[str, str]] = {"clip": "text_model"}
@@ -99,7 +103,7 @@ class ClipSettings(FrozenTextPart):
 
 
 class MiniLmSettings(FrozenTextPart):
-    """A small BERT that was trained to compare sentences."""
+    """Settings of MiniLM, a small BERT that was trained to compare sentences."""
 
     kind: Literal["minilm"] = "minilm"
     weights: Source = "sentence-transformers/all-MiniLM-L6-v2"
@@ -110,7 +114,7 @@ class MiniLmSettings(FrozenTextPart):
 
 
 class TransformersSettings(FrozenTextPart):
-    """Any text model of transformers; for an encoder-decoder model, its encoder."""
+    """Settings of any text model of transformers. Of an encoder-decoder model, the encoder is used."""
 
     kind: Literal["transformers"] = "transformers"
 

@@ -1,7 +1,8 @@
 """`words`: a small text encoder that is trained with the denoiser and needs no download.
 
-Words are hashed into buckets, so there is no vocabulary file and any text can be read. The salt was chosen so that the
-words of the embedded scenes' captions fall into different buckets, for 1024, 2048 and 4096 buckets.
+Words are hashed into buckets, so no vocabulary file is needed and any text can be encoded. The hash has a salt. It was
+chosen so that all words in the captions of tintype's scenes fall into different buckets, for 1024, 2048 and 4096
+buckets.
 
 B: captions, L: tokens, C: width of this encoder.
 """
@@ -55,7 +56,7 @@ def bucket(word: str, buckets: int) -> int:
 
 
 def token_ids(caption: str, settings: WordsSettings) -> list[int]:
-    """Return the start token and one id per word.
+    """Return the id of the start token, and one id per word.
 
     The empty caption, which guidance uses as the null caption, is the start token alone.
     """
@@ -72,7 +73,7 @@ def _cut(caption: str, max_tokens: int) -> str:
 
 @lru_cache(maxsize=1 << 17)
 def _padded_ids(caption: str, settings: WordsSettings) -> Tensor:
-    """Return the ids with padding, cached: captions repeat in every epoch and every run of a study."""
+    """Return the padded ids. They are cached, since captions repeat in every epoch and every run of a study."""
     ids = token_ids(caption, settings)
     return torch.tensor(ids + [_PADDING] * (settings.max_tokens - len(ids)))
 
@@ -81,7 +82,7 @@ class WordsEncoder(nn.Module):
     """Word and position embeddings, then a few pre-norm transformer layers over the words."""
 
     identity = None
-    """None: the weights are the run's own."""
+    """None, since the weights are trained in the run and have no identity of their own."""
 
     def __init__(self, settings: WordsSettings) -> None:
         super().__init__()
@@ -129,7 +130,7 @@ class WordsEncoder(nn.Module):
 
 
 class Norm(nn.LayerNorm):
-    """LayerNorm before a matrix. With the denoiser's kernel, its output has the type that the matrix reads."""
+    """LayerNorm before a matrix product. With the denoiser's kernel, its output has the dtype of that product."""
 
     def forward(self, x_BLC: Tensor) -> Tensor:
         if why_no_kernels(x_BLC.device):
