@@ -1,11 +1,12 @@
 """Mirrors a study or a run between folders and object stores. Only complete files are copied, and every copy is
 checked.
 
-A checkpoint is complete if all files have the SHA-256 of its manifest. Other files are compared with the checksums
-inside them, and with the SHA-256 recorded when they were stored. Of a growing log the complete lines are copied.
-Leases, locks and half-written files are not copied: they belong to processes of the machines that share the folder.
+A checkpoint is complete if all its files have the SHA-256 that its manifest names. Other files are compared with the
+checksums inside them, and with the SHA-256 recorded when they were stored. Of a log that still grows, only complete
+lines are copied. Leases, locks and half-written files are not copied, since they belong to processes that work in the
+folder.
 
-Existing files are not copied again, so a mirror that was stopped resumes. Nothing is removed.
+Files that the target has already are not copied again, so a stopped mirror resumes. No file is removed.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ from tintype.runtime.files import damage_in, parse_object, sha256_of
 
 MANIFEST = "manifest.json"
 _LAST = ("result.json", "results.json")
-"""Files that other files depend on, which are copied first."""
+"""Files that are copied last, since they depend on other files."""
 _STEP = re.compile(r"step-\d{9}")
 """The name of a checkpoint's folder."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """A checkpoint with all its files, or one other file."""
+    """The smallest unit to copy: a checkpoint with all its files, or one other file."""
 
     names: tuple[str, ...]
     bytes: int
     folder: str = ""
-    """The folder of a checkpoint; empty for another file."""
+    """The folder of a checkpoint. Empty if the unit is another file."""
 
     @property
     def name(self) -> str:
@@ -44,22 +45,22 @@ class Unit:
 
 @dataclass
 class Mirrored:
-    """Counts of a mirror."""
+    """Counts of the files that a call of `mirror` copied, found or left out."""
 
     copied: int = 0
     copied_bytes: int = 0
     there: int = 0
-    """Files that the target had already."""
+    """Number of files that the target had already."""
     gone: int = 0
-    """Units that were removed from the source during the copy, such as old checkpoints of a run in training."""
+    """Number of units that were removed from the source during the copy, such as old checkpoints of a training run."""
     damaged: dict[str, str] = field(default_factory=dict)
-    """Units that were not copied, and why."""
+    """Units that were not copied, each with the reason."""
 
 
 def units_of(sizes: Mapping[str, int]) -> list[Unit]:
-    """Return the units to copy in their order: logs come after checkpoints, which count their lines.
+    """Return the units to copy, in order. Logs come after checkpoints, which record the number of log lines.
 
-    A checkpoint without a manifest is incomplete, and is left out.
+    A checkpoint without a manifest is incomplete and left out.
     """
     folders = {_parent(name) for name in sizes if name.endswith(f"/{MANIFEST}")}
     found = []
@@ -73,13 +74,13 @@ def units_of(sizes: Mapping[str, int]) -> list[Unit]:
 
 
 def mirror(source: Place, target: Place, on_files: Callable[[int, int], None] = lambda done, total: None) -> Mirrored:
-    """Copy files that the target lacks. `on_files` gets the number of finished files, and of all."""
+    """Copy files that the target lacks. `on_files` gets the number of finished files and the number of all files."""
     units = units_of(source.sizes())
     if not units:
         raise UserError(f"{source.address} has no files to copy", "give the folder of a study or a run")
     counts, done, total = Mirrored(), 0, sum(len(unit.names) for unit in units)
     with target.writing() as scratch:
-        target.sizes()  # a store reads its index
+        target.sizes()  # an object store then reads its index
         for unit in units:
             on_files(done, total)
             with TemporaryDirectory(dir=scratch) as place:
@@ -95,7 +96,7 @@ def mirror(source: Place, target: Place, on_files: Callable[[int, int], None] = 
 
 
 def _copy(unit: Unit, source: Place, target: Place, scratch: Path, counts: Mirrored) -> None:
-    """Copy the missing files of a checkpoint, or one file, after all are fetched and checked."""
+    """Copy the missing files of a unit, after all of them were fetched and checked."""
     wanted = {name: source.recorded(name) for name in unit.names} | _named(unit, source, scratch)
     content: dict[str, tuple[Path, str]] = {}
     for name in unit.names:
@@ -106,7 +107,7 @@ def _copy(unit: Unit, source: Place, target: Place, scratch: Path, counts: Mirro
         if there != digest:
             content[name] = path, digest
     anew = unit.folder if f"{unit.folder}/{MANIFEST}" in content else ""
-    if anew and target.moves:  # a folder that is renamed has all files
+    if anew and target.moves:  # a checkpoint's folder is renamed as a whole, so it needs all files
         content = {
             name: content.get(name) or _fetch(name, wanted[name], source, target, unit, scratch) for name in unit.names
         }
@@ -134,7 +135,10 @@ def _named(unit: Unit, source: Place, scratch: Path) -> dict[str, str]:
 
 
 def _fetch(name: str, wanted: str, source: Place, target: Place, unit: Unit, scratch: Path) -> tuple[Path, str]:
-    """Return a checked local copy of a file, and its SHA-256. Files of a checkpoint never change: they need no copy."""
+    """Return the path of a checked local copy of a file, and its SHA-256.
+
+    A local file of a checkpoint is not copied first, since files of a checkpoint never change.
+    """
     path = source.in_place(name) if unit.folder and not target.moves else None
     if path is None:
         path = scratch / Path(name).name
@@ -150,7 +154,7 @@ def _fetch(name: str, wanted: str, source: Place, target: Place, unit: Unit, scr
 
 
 def _cut_last_line(path: Path) -> None:
-    """Remove an incomplete last line, which is being written."""
+    """Remove the last line if it is incomplete because a process is still writing it."""
     with path.open("r+b") as file:
         file.truncate(file.read().rfind(b"\n") + 1)
 

@@ -33,14 +33,14 @@ Library = Literal["tintype", "diffusers"]
 UNKNOWN = "unknown"
 CARD = "README.md"
 SAMPLES = "card-samples"
-"""Folder beside the card. `samples` is the default of `tintype sample`."""
+"""Name of the folder with the samples beside the card. `samples` is already the default of `tintype sample`."""
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @dataclass(frozen=True)
 class CardOptions:
-    """Options of a card: facts that the record of a run does not have."""
+    """Options of a card: facts about the model that the record of its run does not contain."""
 
     license: str | None = None
     library: Library = "tintype"
@@ -51,11 +51,11 @@ class CardOptions:
     baseline: str | None = None
     ema_length: float | None = None
     with_captions: bool = False
-    """Show captions of a store beside the samples. Captions of scenes are always shown."""
+    """Whether to show captions of a store beside the samples. Captions of scenes are always shown."""
     weights: str | None = None
-    """The weights of the card, whose scores alone are shown; by default those that the run is sampled with."""
+    """The weights whose scores the card shows: raw or average. The default is the weights used for sampling."""
     exported: Mapping[str, Any] = field(default_factory=dict)
-    """Record of the exported model beside the card, as in its folder."""
+    """The record of the exported model in whose folder the card is."""
 
     def __post_init__(self) -> None:
         if self.library not in get_args(Library):
@@ -77,7 +77,7 @@ class CardOptions:
 class Card:
     text: str
     images: Mapping[str, Path] = field(default_factory=dict)
-    """The samples: the path of each beside the card, and its present path."""
+    """The samples: for each path beside the card, the present path of the image."""
     warnings: tuple[str, ...] = ()
 
 
@@ -106,19 +106,19 @@ def make_card(run: Path, options: CardOptions | None = None) -> Card:
 
 
 def exported_card(run: Path, options: CardOptions, about: Mapping[str, Any]) -> Card:
-    """Return the card of an exported model, with the scores of its weights and how to open it from the hub."""
+    """Return the card of an exported model, with the scores of its weights and instructions to load it from the hub."""
     which = {"ema_length": about["ema"]["length"]} if "ema" in about else {"weights": about["weights"]}
     library: Library = "diffusers" if "pipeline" in about else "tintype"
     return make_card(run, replace(options, library=library, exported=about, **which))
 
 
 def limits(record: CardRecord) -> str:
-    """Return the limits of a model as a list, each from a fact of the record."""
+    """Return the limitations of a model as a Markdown list. Each one follows from a fact in the record."""
     return _TEMPLATES.get_template("limits.md.j2").render(record=record, plan=record.run.plan)
 
 
 def write_card(card: Card, file: Path, overwrite: bool = False) -> list[Path]:
-    """Write the card and its samples. Raise if a file differs, unless `overwrite` is set."""
+    """Write the card and its samples. Raise if a different file exists, unless `overwrite` is set."""
     wanted = {file: card.text.encode("utf-8")}
     wanted |= {file.parent / place: source.read_bytes() for place, source in card.images.items()}
     changed = [path for path, content in wanted.items() if path.exists() and path.read_bytes() != content]
@@ -148,7 +148,7 @@ def _warnings(record: CardRecord, options: CardOptions) -> Iterator[str]:
 
 
 def _metadata(record: CardRecord, options: CardOptions, title: str) -> ModelCardData:
-    """Return the head of the card, which the hub reads."""
+    """Return the metadata at the head of the card, which the hub reads."""
     hub = record.origin.hub if record.origin else None
     results = list(_results(record))
     return ModelCardData(
@@ -189,7 +189,7 @@ def _results(record: CardRecord) -> Iterator[EvalResult]:
 
 
 def _samples(record: CardRecord) -> dict[str, Path]:
-    """Return the previews of the first evaluation. Of the files in a result, only PNGs in the run's folder are used."""
+    """Return the preview images of the first evaluation. Only PNG files inside the run's folder are used."""
     if not record.evaluations:
         return {}
     folder = record.run.path
@@ -200,7 +200,7 @@ def _samples(record: CardRecord) -> dict[str, Path]:
 
 
 def _prompts(record: CardRecord, options: CardOptions, count: int) -> list[str]:
-    """Return the prompts of the first samples, captions of held-out data; none if they may not be shown."""
+    """Return the prompts of the first samples, which are captions of held-out data. Empty if they must not be shown."""
     plan = record.run.plan
     data = plan.data
     if not record.evaluations or not (data.of_scenes or options.with_captions):
@@ -211,7 +211,9 @@ def _prompts(record: CardRecord, options: CardOptions, count: int) -> list[str]:
         )
     result = record.evaluations[0].result
     protocol, scored = result.protocol, scored_data(plan, result.protocol, result.step)
-    record.run.check_identity(data.scored_name, held_out(scored, protocol).identity)  # else they are others'
+    record.run.check_identity(
+        data.scored_name, held_out(scored, protocol).identity
+    )  # so the captions are those that were scored
     return list(sampling_prompts(scored, protocol, protocol.conditions[0])[:count])
 
 
@@ -232,12 +234,12 @@ def _checkpoints(value: Json, where: str = "") -> Iterator[tuple[str, str]]:
 
 
 def described(part: Part, without: Container[str] = ()) -> str:
-    """Return a part's own description, or its settings if it has none."""
+    """Return a part's own description. Without one, return its settings as text."""
     return part.describe() or listed(part, without)
 
 
 def listed(settings: Settings, without: Container[str] = ()) -> str:
-    """Return settings on one line, without paths: `kind` first, then the others."""
+    """Return settings as one line of text, without paths: `kind` first, then the others."""
     return _listed({key: value for key, value in plain(settings).items() if key not in without})
 
 

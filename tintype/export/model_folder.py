@@ -1,7 +1,7 @@
-"""`tintype export --to tintype`: a run's plan and weights in a small folder that tintype opens like the run.
+"""`tintype export --to tintype`: write a run's plan and weights to a small folder that tintype opens like the run.
 
-Any run can be exported in this form. The folder has no optimizer state, no logs and no path of this machine. Local
-external weights that the plan names are copied into it. `train/record.py` reads it.
+Any run can be exported in this format. The folder has no optimizer state, no logs and no path of this machine. If the
+plan names pretrained weights on this machine, they are copied into the folder. `train/record.py` reads the folder.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NOTE = "its plan names data by the last name of its path; tintype looks for it 
 
 
 def export_model(run: Path, out: Path, options: ExportOptions = USUAL) -> Exported:
-    """Write the whole folder, its card included, or nothing."""
+    """Write the folder with its card. After an error, no folder is left."""
     refuse_existing(out)
     trained = load_trained(run, options.weights, options.ema_length)
     stored = trained.stored(trained.parts.modules, options.dtype)
@@ -49,7 +49,7 @@ def export_model(run: Path, out: Path, options: ExportOptions = USUAL) -> Export
         about["sha256"] = {name: sha256_of(names[name]) for name in names if not name.startswith(f"{CHECKPOINTS}/")}
         write_json(temporary / ABOUT, about)
         write_card(made, temporary / CARD)
-        plan_from_folder(temporary)  # an export that cannot be read is not kept
+        plan_from_folder(temporary)  # an export that cannot be read is removed
     return Exported(out, about, made.warnings)
 
 
@@ -63,8 +63,8 @@ def _write_plan(plan: Plan, folder: Path) -> None:
 def _portable(value: Any) -> Any:
     """Return settings and records with each path of this machine replaced.
 
-    A repository from the hub is replaced by its place in the hub's cache, any other path by its last name. Relative
-    paths stay.
+    The path of a repository in the hub's cache is replaced by the repository's name on the hub. Any other absolute path
+    is replaced by its last part. Relative paths stay.
     """
 
     def change(text: str, key: str) -> str:
@@ -76,7 +76,7 @@ def _portable(value: Any) -> Any:
 
 
 def _copied(part: Part, folder: Path, name: str) -> dict[str, str]:
-    """Copy external weights from this machine into the folder. Return the setting that names them there."""
+    """Copy a part's pretrained weights from this machine into the folder. Return the setting that names the copy."""
     found = part.local_files()
     if found is None:
         return {}
@@ -93,7 +93,7 @@ def _copied(part: Part, folder: Path, name: str) -> dict[str, str]:
 
 
 def _write_records(run: Path, folder: Path) -> None:
-    """Write the origin of the run: identities of its loaded parts, the source of its initial weights, its size."""
+    """Write the records of the run's origin: identities of loaded parts, source of its initial weights, and size."""
     source, target = RunRecord(run), RunFolder(folder)
     for name in MADE_OF:
         if content := source.read(name):

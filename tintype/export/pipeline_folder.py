@@ -1,7 +1,7 @@
-"""`tintype export --to diffusers`: the folder that `PRXPipeline` or `PRXPixelPipeline` opens by itself.
+"""`tintype export --to diffusers`: write a folder that `PRXPipeline` or `PRXPixelPipeline` opens without tintype.
 
-Differences between a pipeline and training are corrected in the folder if possible. The others are in its
-`tintype.json` as arguments of the call.
+If possible, the folder corrects differences between the pipeline and training. For all other differences, its
+`tintype.json` has arguments to call the pipeline with.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from tintype.train.load import DTYPES
 from tintype.train.record import ABOUT, RunRecord
 
 STEPS = 28
-"""diffusers' usual number, for the stored steps."""
+"""Number of sampling steps whose timesteps are stored: the default of diffusers' PRX pipelines."""
 CONFIGS = ("config.json", "model_index.json", "tokenizer_config.json")
 """Files in which diffusers and transformers record where they were loaded from."""
 TRAIN_TIMESTEPS = 1000
-"""The scheduler's: its timesteps are t × 1000."""
+"""The scheduler's scale of time: its timesteps are t × 1000."""
 
 
 def export_pipeline(run: Path, out: Path, options: ExportOptions = USUAL) -> Exported:
-    """Write the whole folder, its card included, or nothing."""
+    """Write the folder with its card. After an error, no folder is left."""
     refuse_existing(out)
     pipeline = pipeline_for(RunRecord(run).plan, run)  # before anything large is loaded
     trained = load_trained(run, options.weights, options.ema_length)
@@ -57,7 +57,10 @@ def export_pipeline(run: Path, out: Path, options: ExportOptions = USUAL) -> Exp
 
 
 def timesteps(steps: int, shift: float) -> list[float]:
-    """Return tintype's grid, for a scheduler with shift 1. diffusers' own ends with a step near 0."""
+    """Return the timesteps of tintype's sampling grid, for a scheduler with shift 1.
+
+    They are passed to the pipeline because diffusers' own grid ends with a step near 0.
+    """
     return [t * TRAIN_TIMESTEPS for t in sampling_times(steps, shift)[:-1]]
 
 
@@ -97,7 +100,7 @@ def _transformer(tensors: Mapping[str, Tensor], plan: Plan, channels: int, text_
 
 
 def _call(trained: Trained, pipeline: Pipeline) -> dict[str, Any]:
-    """Return the arguments with which the pipeline samples as tintype does."""
+    """Return the arguments to call the pipeline with, so that it samples as tintype does."""
     call: dict[str, Any] = {
         "timesteps": timesteps(STEPS, sampling_shift(trained.plan)),
         "use_resolution_binning": False,
@@ -111,7 +114,7 @@ def _call(trained: Trained, pipeline: Pipeline) -> dict[str, Any]:
 
 
 def _notes(trained: Trained) -> Iterator[str]:
-    """Yield notes on differences between the pipeline and training."""
+    """Yield a note on each difference between the pipeline and training that remains."""
     plan, text = trained.plan, components.form_of(trained.parts.text)
     if plan.route is not None:
         yield f"the pipeline guides by the empty prompt; guidance of kind `self` ({plan.route.kind}) is tintype's"
@@ -138,7 +141,7 @@ def _notes(trained: Trained) -> Iterator[str]:
 
 
 def forget_places(file: Path) -> None:
-    """Remove the local paths that loading has left in configs."""
+    """Remove the local paths that loading a network has written into a config file."""
     stated = json_object(file)
     cleaned = json.loads(json.dumps(stated), object_pairs_hook=_without_places)
     if cleaned != stated:

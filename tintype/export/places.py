@@ -1,11 +1,11 @@
 """Places that `tintype sync` reads and writes: a folder, or a prefix of an object store.
 
-A place never shows half-written files. In a folder, files and whole checkpoints are written under another name and
-renamed. In an object store a file appears when its upload has ended. The manifest of a checkpoint comes last: without
-it, the checkpoint counts as missing.
+A place never shows half-written files. In a folder, files and whole checkpoints are written under another name and then
+renamed. In an object store, a file appears when its upload has ended. The manifest of a checkpoint is written last, and
+a checkpoint without a manifest counts as missing.
 
-Object stores are reached through fsspec, with the credentials that its packages find by themselves. Addresses cannot
-contain credentials, and none are printed.
+Object stores are accessed through fsspec, with the credentials that its packages find by themselves. Addresses must not
+contain credentials, and credentials are never printed.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ EXTRA = "sync"
 STORES = ("s3", "gs", "gcs", "memory")
 """Object stores: a file appears there when its upload has ended."""
 _SAVE_BYTES, _SAVE_FILES = 64 << 20, 100
-"""The index is written after this many bytes: a killed upload repeats at most that much."""
-_LOGIN = re.compile(r"(?<=://)\S+@")  # secret keys may have a stroke
+"""The index is written after this many bytes or files. So after a kill, at most that much is uploaded again."""
+_LOGIN = re.compile(r"(?<=://)\S+@")  # a secret key may contain a slash
 _SECRET = re.compile("KEY|SECRET|TOKEN|PASSWORD|CREDENTIAL", re.IGNORECASE)
 
 
 class Place(Protocol):
-    """A folder or a prefix of an object store. Names of files are relative, with `/`."""
+    """A folder or a prefix of an object store. Names of files are relative paths, with `/` between the parts."""
 
     address: str
     moves: bool
@@ -56,13 +56,16 @@ class Place(Protocol):
         """Return the SHA-256 that a file had when it was stored; empty if it was not recorded."""
 
     def present(self, name: str) -> str:
-        """Return the SHA-256 of an existing file; empty if it is missing or unknown."""
+        """Return the SHA-256 of a file in this place. Empty if the file is missing or its SHA-256 is unknown."""
 
     def write(self, content: Mapping[str, tuple[Path, str]], folder: str = "") -> None:
-        """Write files, given their paths and SHA-256, in this order. A `folder` is written as a whole."""
+        """Write files in the given order, from their local paths and SHA-256.
+
+        With `folder`, the files appear in that folder all at once.
+        """
 
     def writing(self) -> Any:
-        """Return a context that yields a scratch folder for files to write."""
+        """Return a context that yields a scratch folder for the files to write."""
 
 
 class Folder:
@@ -81,7 +84,7 @@ class Folder:
         found: dict[str, int] = {}
         for path in sorted(self.path.rglob("*")):
             name = path.relative_to(self.path).as_posix()
-            with suppress(FileNotFoundError):  # removed while this looks
+            with suppress(FileNotFoundError):  # removed while the folder is listed
                 if is_wanted(name) and path.is_file() and not path.is_symlink():
                     found[name] = path.stat().st_size
         return found
@@ -117,7 +120,7 @@ class Folder:
 
     @contextmanager
     def writing(self) -> Iterator[Path]:
-        """Lock the folder against other processes; remove files that a killed one left in it."""
+        """Lock the folder against other processes, and remove temporary files that a killed process left in it."""
         with locked(self.path, "choose another target"), scratch_folder(self.path) as scratch:
             self._scratch = scratch
             yield scratch
@@ -180,7 +183,7 @@ class ObjectStore:
                 self._save_index()
 
     def _forget(self, names: Sequence[str], folder: str) -> None:
-        """Drop files from the index before others take their names, and the manifest of a checkpoint that changes."""
+        """Remove files from the index before they are overwritten, and a checkpoint's manifest before it changes."""
         known = [name for name in names if self._index.pop(name, None) is not None]
         if known:
             self._save_index()
@@ -224,7 +227,7 @@ class ObjectStore:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Raise a `UserError` for errors of a package of fsspec, without credentials."""
+        """Turn errors of a package of fsspec into a `UserError`, without credentials in the message."""
         try:
             yield
         except UserError:
@@ -258,18 +261,18 @@ def open_place(address: str) -> Place:
 
 
 def is_wanted(name: str) -> bool:
-    """Return whether a file belongs to a study or run, and not to the processes that work on it."""
+    """Return whether a file is content of a study or run, rather than a lease, a lock or a temporary file."""
     parts = name.split("/")
     return not any(part.startswith((".", "damaged-")) or part == "leases" for part in parts)
 
 
 def is_safe(name: str) -> bool:
-    """Return whether a name stays below the target folder."""
+    """Return whether a file with this name would be inside the target folder."""
     return "\\" not in name and "\0" not in name and not any(part in ("", ".", "..") for part in name.split("/"))
 
 
 def without_secrets(text: str) -> str:
-    """Return the text without logins in addresses, and without the values of variables that hold credentials."""
+    """Return the text without logins in addresses and without the values of environment variables with credentials."""
     text = _LOGIN.sub("(login)@", text)
     secrets = [value for name, value in os.environ.items() if _SECRET.search(name) and len(value) >= 8]
     for secret in sorted(secrets, key=len, reverse=True):

@@ -1,6 +1,6 @@
-"""Make text fit for publication: without paths of this machine, and safe in Markdown.
+"""Prepare text for publication: remove paths of this machine, and escape Markdown.
 
-A card is made of plans, captions and file names from any source. All of them pass through here.
+A card contains plans, captions and file names from any source. All of these pass through this module.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "[": "&#91;", "]": "&#93;",
 
 
 def one_line(value: object) -> str:
-    """Return one line of text without control characters, marks that change its direction, and paths."""
+    """Return the value as one line of text, without control characters, marks of text direction, and paths."""
     joined = " ".join(str(value).split())
     return redact_text("".join(letter for letter in joined if unicodedata.category(letter)[0] != "C"))
 
@@ -39,7 +39,8 @@ def one_line(value: object) -> str:
 def escape(value: object) -> Markup:
     """Return one line of Markdown that shows the text literally, also in a cell of a table.
 
-    A card's template prints every value through here; our own Markdown is `Markup` already, and stays.
+    A card's template passes every printed value to this function. tintype's own Markdown is `Markup`, and stays as it
+    is.
     """
     if isinstance(value, Markup):
         return value
@@ -56,7 +57,7 @@ def fenced(content: str, language: str) -> Markup:
 
 
 def redacted(value: Json, key: str = "") -> Json:
-    """Return settings with every path replaced by `LOCAL`; repositories of the hub stay."""
+    """Return settings with every path replaced by `LOCAL`. Names of repositories on the hub stay."""
     return changed(value, lambda text, key: LOCAL if is_local(text, key) else one_line(text), key)
 
 
@@ -79,7 +80,7 @@ def is_local(value: str, key: str) -> bool:
 
 @cache
 def _file_marks() -> dict[str, list[NamesFile]]:
-    """Return how each setting that names a file is marked, by its key, over all existing settings."""
+    """Return the marks of all settings that name a file, by the key of the setting, over all kinds of settings."""
     found: dict[str, list[NamesFile]] = {}
     classes: list[type[Settings]] = [Settings]
     for one in classes:

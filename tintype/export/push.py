@@ -1,7 +1,7 @@
 """Upload a folder with a card to the hub, after showing it and asking for consent.
 
-All files go in one commit: a repository has the whole folder or its previous content. Files uploaded before an
-interruption are on the hub already, and are not sent again.
+All files are uploaded in one commit, so a repository has either the whole folder or its previous content. Files that
+were uploaded before an interruption are on the hub already and are not sent again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PICKLE_STARTS = frozenset(bytes([0x80, protocol]) for protocol in range(2, 6))
 
 @dataclass(frozen=True)
 class Upload:
-    """Files to upload."""
+    """The files of a folder that are uploaded, and those that are left out."""
 
     folder: Path
     files: tuple[str, ...]
@@ -67,7 +67,7 @@ Consent = Callable[[Upload, Destination], bool]
 
 
 def collect(folder: Path, repo: str = "OWNER/NAME") -> Upload:
-    """Return the files of a folder to upload. Raise if the folder must not be published."""
+    """Return the files of a folder to upload. Raise if the folder holds content that must not be published."""
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}", "`tintype export` writes one")
     record = RunRecord(folder)
@@ -102,7 +102,7 @@ def collect(folder: Path, repo: str = "OWNER/NAME") -> Upload:
 def push(folder: Path, repo: str, consent: Consent, *, private: bool = False) -> Pushed | None:
     """Upload the folder to a repository, which is created if needed. Return None without consent.
 
-    An existing repository keeps its visibility; with `private` a public one raises.
+    An existing repository keeps its visibility. With `private`, an existing public repository raises an error.
     """
     upload = collect(folder, repo)
     api, destination = log_in(repo, private=private)
@@ -119,7 +119,7 @@ def push(folder: Path, repo: str, consent: Consent, *, private: bool = False) ->
 
 
 def log_in(repo: str, *, private: bool = False) -> tuple[HfApi, Destination]:
-    """Log in as huggingface_hub is logged in, and check the repository without changing it."""
+    """Log in with the token of huggingface_hub, and check the repository without changing it."""
     if not HUB_NAME.fullmatch(repo):
         raise UserError(f"{repo} is not the name of a repository", "write it as OWNER/NAME")
     token = get_token()
@@ -143,7 +143,7 @@ def _destination(api: HfApi, repo: str, private: bool) -> Destination:
 
 
 def _check_arrived(api: HfApi, upload: Upload, repo: str) -> None:
-    """Check that all files arrived, since a .gitignore of the repository drops files silently."""
+    """Raise if a file did not arrive. A .gitignore in the repository drops files without an error."""
     sizes = upload.sizes
     infos = api.get_paths_info(repo, list(upload.files))
     found = {info.path: info.size for info in infos if isinstance(info, RepoFile)}
@@ -157,7 +157,7 @@ def _check_arrived(api: HfApi, upload: Upload, repo: str) -> None:
 
 
 def _is_pickle(path: Path) -> bool:
-    """Return whether the content is a pickle, or an archive of torch around one."""
+    """Return whether a file's content is a pickle, or a torch archive that contains a pickle."""
     with path.open("rb") as file:
         if file.read(2) in _PICKLE_STARTS:
             return True
@@ -169,10 +169,10 @@ def _is_pickle(path: Path) -> bool:
 
 @contextmanager
 def _explained(api: HfApi, repo: str) -> Iterator[None]:
-    """Turn errors of the hub and of the connection into one message, without the token.
+    """Turn errors of the hub and of the connection into a `UserError`, without the token in its message.
 
-    `_HTTP_ERROR` is the base of all errors of the library's HTTP client. A part that failed in a thread raises a
-    RuntimeError, and a malformed answer or card a ValueError.
+    `_HTTP_ERROR` is the base class of all errors of huggingface_hub's HTTP client. A failed upload thread raises a
+    RuntimeError. A malformed response or card raises a ValueError.
     """
     try:
         yield
@@ -195,7 +195,7 @@ def _explained(api: HfApi, repo: str) -> Iterator[None]:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield the error and its causes."""
+    """Yield the error and all its causes."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
@@ -208,7 +208,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _advice(status: int, repo: str) -> tuple[str, str]:
-    """Return the meaning of a status of the hub, and what to do."""
+    """Return the meaning of an HTTP status of the hub, and advice for the user."""
     owner = repo.partition("/")[0]
     changed = "somebody else changed the repository just now", _AGAIN
     own = f"the hub has a problem of its own ({status})", f"wait, then {_AGAIN}"

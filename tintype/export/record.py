@@ -47,23 +47,23 @@ class Source:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A stored result, with its protocol's description of the numbers."""
+    """A stored result of scoring, with the definitions of its metrics from the protocol."""
 
     result: EvaluationResult
     meanings: Mapping[str, Definition]
 
     @property
     def shown(self) -> dict[str, Definition]:
-        """The metrics of the result, with their meaning."""
+        """Return the metrics of the result with their definitions."""
         return {name: meaning for name, meaning in self.meanings.items() if name in self.result.metrics}
 
     def count(self, metric: str) -> int | str | None:
-        """Return the number of images of a metric; None for metrics without images."""
+        """Return the number of images that a metric was computed on; None for metrics without images."""
         meaning = self.meanings[metric]
         return "all prompts of its file" if meaning.sampling and meaning.count is None else meaning.count
 
     def interval(self, metric: str) -> tuple[float, float] | None:
-        """Return the 95% interval; None if it has no width, which happens if all images score alike."""
+        """Return the 95% interval of a metric; None if its width is zero because all images have the same score."""
         low, high = self.result.intervals.get(metric, (0.0, 0.0))
         return (low, high) if high > low else None
 
@@ -83,7 +83,7 @@ class Origin:
 
     @property
     def hub(self) -> tuple[str, str] | None:
-        """Name and revision on the hub; None if the imported folder does not state them."""
+        """Return the imported model's name and revision on the hub; None if the imported folder does not state them."""
         found = _IN_CACHE.search(str(self.imported["source"])) if self.imported else None
         if found is None or not HUB_NAME.fullmatch(name := f"{found[1]}/{found[2]}"):
             return None
@@ -96,7 +96,7 @@ class Origin:
         return f"{self.hub[0]}, imported" if self.hub else "an imported model"
 
     def steps(self) -> list[str]:
-        """Return the steps of the lineage in words, the nearest first."""
+        """Return a description of each run or model that the run started from, the nearest first."""
         return [*map(_run_words, self.runs), self._import_words(self.imported) if self.imported else "random weights"]
 
     def _import_words(self, imported: Record) -> str:
@@ -108,13 +108,13 @@ class Origin:
 
 
 def hub_place(path: str) -> str:
-    """Return the part of a path that names a repository in the hub's cache, or ''."""
+    """Return the name of the repository that a path in the hub's cache belongs to; '' for any other path."""
     found = _IN_CACHE.search(path)
     return path[found.start() :] if found else ""
 
 
 def read_origin(run: RunRecord) -> Origin | None:
-    """Return the origin; None for a run that began with random weights."""
+    """Return the origin of a run's initial weights; None for a run that began with random weights."""
     runs: list[Record] = []
     found: Record | None = run.lineage
     imported: Record | None = run.imported
@@ -134,7 +134,7 @@ def _run_words(run: Record) -> str:
 
 @dataclass(frozen=True)
 class CardRecord:
-    """The run of a model, and further facts for its card."""
+    """The record of a model's run, with further facts for the model's card."""
 
     run: RunRecord
     step: int
@@ -146,7 +146,7 @@ class CardRecord:
     """Number of evaluations of earlier steps or of other weights."""
     baseline: Baseline | None
     origin: Origin | None
-    """None if it began with random weights."""
+    """Origin of the initial weights; None if the run began with random weights."""
 
     @property
     def events(self) -> Mapping[str, int]:
@@ -163,7 +163,7 @@ class CardRecord:
 
     @cached_property
     def sources(self) -> dict[str, Source]:
-        """The sources of the data by name; the only source has the name ''."""
+        """Return the sources of the training data by name. A single source has the name ''."""
         found = {}
         for name, use in self.run.plan.data.uses(self.step, self.run.plan.train).items():
             identity = self.run.identities.get(f"data/{name}" if name else "data")
@@ -173,7 +173,7 @@ class CardRecord:
 
     @property
     def sources_read(self) -> dict[str, Source]:
-        """The sources from which training has read."""
+        """Return the sources from which training has read images."""
         return {name: source for name, source in self.sources.items() if source.images is not None}
 
     @property
@@ -189,13 +189,13 @@ class CardRecord:
 
     @property
     def data_count(self) -> int | None:
-        """Training images; None if a store is not available."""
+        """Return the number of training images; None if a store is not on this machine."""
         counts = [source.count for source in self.sources_read.values()]
         return None if None in counts else sum(count for count in counts if count)
 
     @cached_property
     def other_seeds(self) -> list[int]:
-        """Other seeds that its study trained the same plan with."""
+        """Return the other seeds with which the run's study trained the same plan."""
         if self.run.study is None:
             return []
         plan, folders = self.run.plan, sorted((self.run.study / "runs").iterdir())
@@ -208,8 +208,8 @@ def read_record(
 ) -> CardRecord:
     """Collect the record of a run.
 
-    `ema_length` chooses the scores of a weight average made of snapshots; without, those of the checkpoint. `weights`,
-    raw or average, leaves out scores of other weights; without, they are those that the run is sampled with.
+    With `ema_length`, the scores are those of a weight average of this length, made of snapshots. Otherwise they are
+    those of the checkpoint's weights. With `weights`, raw or average, scores of other weights are left out.
     """
     run = RunRecord(path)
     plan, step, origin = run.plan, run.whole_step or run.logged_step, read_origin(run)
@@ -220,12 +220,12 @@ def read_record(
     fitting = [one for one in every if (one.result.ema.length if one.result.ema else None) == ema_length]
     fitting = [one for one in fitting if weights in (None, one.result.weights)]
     last = max((one.result.step for one in fitting if one.result.step <= step), default=None)
-    chosen = [one for one in fitting if one.result.step == last]  # of the last step before where it has none
+    chosen = [one for one in fitting if one.result.step == last]  # of an earlier step if `step` was not scored
     snapshots = checkpoint.steps(run.snapshots) if ema_length is not None else []
     return CardRecord(
         run=run,
         step=step,
-        weights_step=max(snapshots, default=step),  # the checkpoint's where the snapshots are gone
+        weights_step=max(snapshots, default=step),  # the checkpoint's step if the snapshots were deleted
         evaluations=chosen,
         older_evaluations=len(every) - len(chosen),
         baseline=_named_baseline(baseline) if baseline else _study_baseline(run),
@@ -234,7 +234,10 @@ def read_record(
 
 
 def _study_baseline(run: RunRecord) -> Baseline | None:
-    """Return the baseline of a run's study that is nearest to its plan; a study has one for each resolution."""
+    """Return the baseline of the run's study whose plan is nearest to the run's plan.
+
+    A study has one baseline for each resolution.
+    """
     if (study := run.study) is None:
         return None
     files = [*study.glob("baseline.yaml"), *sorted((study / "baselines").glob("*.yaml"))]

@@ -1,7 +1,8 @@
-"""Load a run with the chosen weights, describe them for the export, and write them to one file.
+"""Load a run with the chosen weights, describe them for an export, and write them to one file.
 
-That is `tintype export --to safetensors`: the denoiser under the names of PRX's training. The file's header describes
-it: `tintype` has everything as JSON, and the most useful entries are there separately too.
+`tintype export --to safetensors` writes the denoiser's tensors under the names of PRX's training. The file's header
+describes the model. Its entry `tintype` has the full record as JSON. The most useful values have entries of their own
+too.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ _ALONE = ("architecture", "plan", "step", "weights", "dtype", "prediction")
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """Options of an export, in any form."""
+    """Options that exports in all formats share."""
 
     weights: Weights | None = None
-    """By default the average if there is one."""
+    """The weights to export. The default is the weight average if the run has one."""
     dtype: Dtype = "fp32"
     ema_length: float | None = None
     card: CardOptions = field(default_factory=CardOptions)
@@ -58,13 +59,13 @@ class Trained:
     parts: Model
     step: int
     weights: str
-    """raw or average; for an export of a longer average, its description."""
+    """raw or average. For a weight average of another length, its description."""
     average: Reconstruction | None = None
     """Weight average of another length than the checkpoint's, if requested."""
 
     @property
     def words(self) -> str:
-        """Return the name that an evaluation gives these weights."""
+        """Return the name of these weights in the results of an evaluation."""
         return self.average.words if self.average else self.weights
 
     @property
@@ -72,14 +73,14 @@ class Trained:
         return self.parts.plan
 
     def denoiser(self, dtype: Dtype) -> dict[str, Tensor]:
-        """Return the denoiser's tensors; our names are diffusers'."""
+        """Return the denoiser's tensors under tintype's names, which are also those of diffusers."""
         tensors = self.stored(self.parts.denoiser, dtype)
         channels, text_dim = self.parts.tokenizer.channels, self.parts.text.dim
         check_tensors(tensors, self.plan.model, channels, text_dim, "the run")
         return tensors
 
     def stored(self, module: nn.Module, dtype: Dtype) -> dict[str, Tensor]:
-        """Return a module's tensors as they are written. Counters and other integers keep their type."""
+        """Return a module's tensors converted to `dtype`. Counters and other integers keep their type."""
         tensors = module.state_dict()
         for name, tensor in tensors.items():
             if tensor.is_floating_point():
@@ -89,7 +90,7 @@ class Trained:
         return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
     def about(self, dtype: Dtype) -> dict[str, Any]:
-        """Return the origin of the weights and the inputs that they expect, without local paths."""
+        """Return the record of the weights' origin and of the inputs that the model expects, without local paths."""
         plan, size = self.plan, self.plan.tokenizer.compression
         tuned = {} if plan.tuning is None else {"tuned": plan.tuning.kind}
         sized = {"channels": size.channels, "stride_px": size.stride_px, **tuned}
@@ -114,7 +115,10 @@ class Trained:
 
 
 def load_trained(run: Path, weights: Weights | None, ema_length: float | None = None) -> Trained:
-    """Load the newest good weights of a run: by default its average if it has one, or that of `ema_length`."""
+    """Load the newest good weights of a run: by default its weight average if it has one.
+
+    With `ema_length`, load the weight average of this length instead.
+    """
     record = RunRecord(run)
     plan = record.plan
     if about := record.about:
@@ -148,11 +152,11 @@ class Exported:
     path: Path
     about: dict[str, Any]
     warnings: tuple[str, ...] = ()
-    """Warnings of its card."""
+    """Warnings from writing the card."""
 
 
 def export_file(run: Path, out: Path, options: ExportOptions = USUAL) -> Exported:
-    """Write the whole file, or nothing."""
+    """Write the file. After an error, no file is left."""
     if out.suffix != _SUFFIX:
         raise UserError(f"{option('out', out)} has the wrong ending", f"name a single file NAME{_SUFFIX}")
     refuse_existing(out)

@@ -13,7 +13,7 @@ from tintype.wording import option
 
 
 def refuse_existing(target: Path) -> None:
-    """Raise if the target is anything but an empty folder."""
+    """Raise if the target exists and is not an empty folder."""
     if target.is_dir() and not any(target.iterdir()):
         return
     if target.exists() or target.is_symlink():
@@ -22,7 +22,7 @@ def refuse_existing(target: Path) -> None:
 
 @contextmanager
 def written_whole(target: Path) -> Iterator[Path]:
-    """Yield a temporary path for a folder or a file, which gets the target's name at the end."""
+    """Yield a temporary path to write a folder or a file to. Afterwards it is renamed to the target."""
     refuse_existing(target)
     target = target.absolute()
     with as_user_error(OSError, f"cannot write {target}", f"make room or choose another {option('out')}"):
