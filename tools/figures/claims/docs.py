@@ -183,14 +183,14 @@ def statistics_page() -> Iterator[Claim]:
         f"with {stored['runs']} stored runs, in percent", holds=stored["studies"] == 1_000 and stored["level"] == LEVEL
     )
     yield Quote(
-        "With a control the level holds whatever the bias",
+        "With a control, the level holds whatever the bias",
         holds=max(with_control) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / stored["studies"]),
     )
     yield Quote(
-        "without one, the baseline's few runs often miss a bias of half a deviation or more",
+        "the baseline's few runs and often fails to detect a bias of half a standard deviation or more",
         holds=max(one["false"] for row in stored["rows"] for one in row["without_control"].values()) > 0.1,
     )
-    yield Quote("Three seeds gain nothing", holds=max(few) < 0.04 < min(map(max, more)))
+    yield Quote("With three seeds, stored runs hardly help", holds=max(few) < 0.04 < min(map(max, more)))
     yield Quote(
         f"from {STORED_FULL} stored runs on the centre counts at least {LEAST_FREEDOM + 3:g} degrees of freedom in "
         f"place of {LEAST_FREEDOM:g}, and the skewness half"

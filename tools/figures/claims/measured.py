@@ -109,8 +109,8 @@ def speed_of_routing_in_full() -> Iterator[Claim]:
 def share_of_muon() -> Claim:
     few, many = (row_of(optimizer_rows(), "muon", batch=batch)["optimizer_share"] for batch in BATCHES)
     return Quote(
-        f"At 1.17 billion parameters Muon's optimizer is {100 * few:.0f}% of a step of {BATCHES[0]} images and "
-        f"{100 * many:.0f}% of one of {BATCHES[1]}"
+        f"At 1.17 billion parameters, Muon's update takes {100 * few:.0f}% of the step's time with a batch of "
+        f"{BATCHES[0]} images, and {100 * many:.0f}% with a batch of {BATCHES[1]}"
     )
 
 
