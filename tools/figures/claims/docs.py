@@ -153,12 +153,14 @@ def speed_page() -> Iterator[Claim]:
 
 
 def statistics_page() -> Iterator[Claim]:
-    yield Quote(f"The margin is {MARGIN} of the baseline for most ({OWN.margin} for shares of memorised images)")
+    yield Quote(
+        f"For most metrics the margin is {MARGIN} of the baseline's value ({OWN.margin} for shares of memorised images)"
+    )
     yield Quote(f"  margin: {MARGIN}            # or 0.02, in the metric's unit")
     yield Quote(f"with d = max({CENTRE_WEIGHT:g}, e)")
-    yield Quote(f"The centre counts e degrees of freedom, from {LEAST_FREEDOM:g} to {MOST_FREEDOM:g}")
+    yield Quote(f"The centre counts as e degrees of freedom, from {LEAST_FREEDOM:g} to {MOST_FREEDOM:g}")
     yield Quote(f"make the interval narrower than {NARROWER:g} of the plain one", holds=ALIKE == 4 / 3)
-    yield Quote(f"at {UNSTABLE:.0%} shared by the arms")
+    yield Quote(f"at a level of {UNSTABLE:.0%} that the arms share")
     yield Quote(f"Three arms on eight metrics are {3 * 8} comparisons")
     yield _correlations()
     yield Block("five-arms", _five_arms())
@@ -197,7 +199,7 @@ def statistics_page() -> Iterator[Claim]:
     )
     yield Quote(f"against the stored ones, at {LEVEL:.0%}")
     yield Quote(f"farther apart than chance explains (p below {DIFFER:.0%})")
-    yield Quote(f"Either has a confidence of {CONFIDENCE:.0%} by itself")
+    yield Quote(f"Either interval has a confidence of {CONFIDENCE:.0%} by itself")
     yield Quote(
         "with 16 seeds there is room for two arms",
         holds={row["arms"] for row in bank["null"] if row["seeds"] == 16} == {2},
@@ -319,7 +321,8 @@ def _power_output() -> Iterator[Claim]:
     row = plan_power([folder], "5%", 3, ACCURACY, 3).groups[0].metrics[0]
     assert row.seeds_needed
     yield Quote(
-        f"To see 5% of scene accuracy, take four, or {max(n or 0 for n in row.seeds_needed)} if",
+        "To find a change of 5% in scene accuracy, take four seeds. "
+        f"Take {max(n or 0 for n in row.seeds_needed)} to be safe",
         holds=row.seeds_needed[0] == 4,
     )
 
