@@ -130,7 +130,7 @@ def scenes_page() -> Iterator[Claim]:
         f"at 16 px; everything else is at least {math.floor(1000 * min(others)) / 10}% at every size"
     )
     asked = [int(size) for size, of in accuracy.items() if min(of[style]["texture"] for style in styles) >= 0.95]
-    yield Quote(f"texture is not asked below {min(asked)} px")
+    yield Quote(f"texture is not checked below {min(asked)} px")
 
 
 def speed_page() -> Iterator[Claim]:

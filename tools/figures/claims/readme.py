@@ -112,7 +112,7 @@ def finds_of_predictions() -> Iterator[Claim]:
     accuracy, distance = (pooled("x-prediction", metric, *both) for metric in (ACCURACY, FRECHET))
     low, high = sorted(abs(end or 0.0) for end in (accuracy.difference.low, accuracy.difference.high))
     yield Quote(
-        f"It loses {abs(accuracy.difference.value):.3f} [{low:.3f}, {high:.3f}] of scene accuracy (worse) and is "
+        f"This arm loses {abs(accuracy.difference.value):.3f} [{low:.3f}, {high:.3f}] of scene accuracy (worse) and is "
         "better in Fréchet distance",
         holds=(accuracy.verdict, distance.verdict) == ("worse", "better"),
     )
@@ -278,7 +278,7 @@ def relies_on() -> Iterator[Claim]:
         for study in (objectives(), captions(), optimizers(), tokenizers())
     }
     yield Quote(
-        f"It is right on {100 * min(accuracies):.1f}% of what the evaluation asks about real 64 px renders",
+        f"is right on {100 * min(accuracies):.1f}% of the attributes that the evaluation checks in real 64 px renders",
         holds=len(accuracies) == 1,
     )
     yield Quote(f"a run killed at any of {measured.kill_points()} tried points ends bit-identical")
