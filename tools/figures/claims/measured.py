@@ -278,8 +278,8 @@ def exactness() -> Iterator[Claim]:
     found = data("docs/speed/h200/deterministic.json")
     small, middle, large = (f"{100 * (1 - row['with'] / row['without']):.1f}%" for row in found["images/s"])
     yield Quote(
-        f"`run.deterministic` costs {small} of the speed of `mini` with a batch of 128, {middle} with 256, and {large} with 1.17 "
-        "billion parameters"
+        f"`run.deterministic` costs {small} of the speed of `mini` with a batch of 128, {middle} with 256, and "
+        f"{large} with 1.17 billion parameters"
     )
 
 
