@@ -156,7 +156,7 @@ class Seen:
     operands: dict[str, Bad] = field(default_factory=dict)
     """By room: inputs of matrix products in fp8."""
     loss_scales: list[float] = field(default_factory=list)
-    """For each step: the loss from which backward started, over the loss that the step reports."""
+    """For each step: the loss that `backward` was called on, divided by the loss that the step reports."""
     init_share: float = 0.0
     """Share of the initial weights in the weight average at the end of training."""
     steps: int = 0

@@ -31,7 +31,7 @@ def file_of(batch: pyarrow.RecordBatch) -> bytes:
 
 
 def refuse_compressed(path: Path, first: int = 0) -> None:
-    """Raise if a batch of the stream that begins at byte `first` is compressed, or if the stream is truncated."""
+    """Raise if the Arrow stream at byte offset `first` is truncated or has a compressed batch."""
     damaged = f"{path} cannot be read as an Arrow stream: it is cut short or damaged"
     explained = as_user_error((pyarrow.ArrowException, OSError, struct.error), damaged)
     with explained, pyarrow.memory_map(str(path)) as file:

@@ -84,7 +84,7 @@ def scaled_shape(shape: Shape, size_px: int, stage_px: int, unit_px: int) -> Sha
 
 @dataclass(frozen=True, eq=False)
 class Bucketed:
-    """The order of images in units, each from one bucket. `bucket_N` holds each image's bucket."""
+    """The order of images: each micro-batch over all ranks comes from one bucket. `bucket_N` is each image's bucket."""
 
     seed: int
     bucket_N: Tensor

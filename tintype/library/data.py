@@ -54,8 +54,8 @@ def import_images(
 ) -> Imported:
     """Import images, captions and attributes into a store. Running it again resumes, or reports that it is done.
 
-    In Python, `caption`, `attribute` and `split` take mappings such as {"long": "caption_long"}. They also take the
-    texts that the command takes.
+    In Python, `caption`, `attribute` and `split` take mappings such as {"long": "caption_long"}. They also take
+    strings as in the options of the command.
 
     Args:
         source: images to import: a folder, .parquet, .tar, MDS, a saved data set, or scenes:count=1000.

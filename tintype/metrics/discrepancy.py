@@ -1,4 +1,4 @@
-"""Maximum mean discrepancies between features: KID, CMMD, and MMD with a kernel as wide as the data.
+"""Maximum mean discrepancies between features: KID, CMMD, and MMD with a Gaussian kernel of the data's own bandwidth.
 
 N: fake images, M: real images, F: size of a feature vector.
 """

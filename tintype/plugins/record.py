@@ -40,7 +40,8 @@ def check_plugins(folder: Path, recorded: Mapping[str, Any]) -> None:
             of = f"{name} {about['version']}" if about.get("version") else name
             where = plugin.place or f"{name} {plugin.version}"
             raise UserError(
-                f"{folder} was made with the plugin {of} of sha256 {about['sha256']}, and {where} has {plugin.sha256}",
+                f"{folder} was made with the plugin {of} (sha256 {about['sha256']}), "
+                f"but {where} has sha256 {plugin.sha256}",
                 f"use the earlier file, or begin again with another {option('out')}",
             )
 

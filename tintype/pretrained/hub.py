@@ -148,7 +148,7 @@ class Checkpoint:
         return self._load(self._writer(classes, config), dtype=dtype)
 
     def image_text_processor(self) -> Untyped:
-        """Load the processor that prepares images and texts for such a network, by its class in transformers."""
+        """Load the processor of a network that reads images and text; transformers finds its class by the config."""
         config = self.config()
         self._check_tokenizer_files()
         auto = importlib.import_module("transformers.models.auto.processing_auto")

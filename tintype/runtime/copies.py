@@ -1,4 +1,4 @@
-"""Copies of weights in a shorter dtype for matrix products, made when a weight changes and not in every pass.
+"""Lower-precision copies of weights for matrix products. A copy is cached, and cast again when its weight changes.
 
 A copy is fresh as long as its weight has the same address and the same version as when the copy was made. Every
 in-place write by torch raises the version, for example loading a checkpoint or swapping in the average. Code with a

@@ -575,7 +575,7 @@ class StoredReplication:
 
     fresh: FreshRuns
     claims: list[Claim]
-    """The verdicts on arms that are in both studies."""
+    """Verdicts that are tested again: those on arms in both studies."""
     results: StudyResults
     source: str
     """Name of the finished study."""

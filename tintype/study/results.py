@@ -833,7 +833,7 @@ class StudyResults(_Data):
         return StudyResults.model_validate(content)
 
     def rows(self, *, primary: bool = False) -> list[Row]:
-        """Return the table of verdicts, on the `primary` metrics alone if asked. All renderers show it."""
+        """Return the table of verdicts; with `primary`, that of the primary metrics. All renderers show it."""
         from tintype.study.rows import rows_of  # it reads results
 
         return rows_of(self, primary=primary)

@@ -62,7 +62,7 @@ class MetadataImporter(Importer):
         self._path, self._reading = path, reading
         folders = [file.parent for file in metadata]
         if twice := next((folder for folder in folders if folders.count(folder) > 1), None):
-            raise UserError(f"{twice} has several metadata files", "leave one of them")
+            raise UserError(f"{twice} has several metadata files", "keep only one of them")
         self._rows = [(file.parent, row) for file in metadata for row in _READERS[file.name](file)]
         named = {folder / name for folder, row in self._rows if (name := _name(row)) is not None}
         self._unnamed = [image for image in images if image not in named]

@@ -126,6 +126,6 @@ def _read(path: Path, content: bytes, wanted: dict[str, Json]) -> Iterator[tuple
         except ValueError:
             raise UserError(
                 f"{path} is damaged in line {number}",
-                f"remove this line to ask about its image again, or forget all answers with {option('anew')}",
+                f"remove this line to caption its image again, or discard all answers with {option('anew')}",
             ) from None
         yield entry.key, entry

@@ -178,7 +178,7 @@ def _check_task(store: Store, task: Task) -> None:
             nearest(empty, store.captions),
         )
     if not _asked_rows(store, task):
-        raise UserError(f"{store.path} has no image to ask about", f"see {option('split')} and {option('only-empty')}")
+        raise UserError(f"{store.path} has no images to caption", f"see {option('split')} and {option('only-empty')}")
 
 
 def _done_before(store: Store, task: Task, origin: Mapping[str, Json], work: Path) -> bool:

@@ -39,7 +39,7 @@ def check_column(store: Store, name: str) -> None:
     if not _NAME.fullmatch(name):
         raise UserError(
             f"{option('column', name)} is not a valid name of a caption",
-            "give up to 64 letters, digits, '_', '-' and '.', with a letter or digit first",
+            "use at most 64 letters, digits, '_', '-' or '.', and begin with a letter or digit",
         )
     layout.refuse_built_in(name, "column")
     if name in store.about.imported:
@@ -132,7 +132,7 @@ def upgrade_store(path: Path, on_records: Callable[[int, int], None] = lambda do
 
 def _with_checksums(path: Path, content: dict[str, Any]) -> AboutStore:
     kinds = (LookupError, TypeError, AttributeError, OSError, ValidationError)
-    with as_user_error(kinds, f"{path / ABOUT} is damaged, or names a file that is", "import the store again"):
+    with as_user_error(kinds, f"{path / ABOUT} or a file that it lists is damaged", "import the store again"):
         shards = [_same(path, one) for one in content["shards"]]
         added = [
             {**one, "journal_sha256": sha256_of(path / Path(one["journal"]).name) if one.get("journal") else None}

@@ -447,7 +447,7 @@ def _on_a_gpu(results: StudyResults) -> str:
 
 
 def inexact(arm: Arm) -> list[str]:
-    """Return why runs of an arm may differ bitwise from others of the same seed."""
+    """Return the reasons why a rerun of an arm with the same seed may not be bit-identical."""
     found: dict[str, None] = {}
     for run in arm.runs:
         stated = run.environment.get("not_exact", [])

@@ -240,7 +240,7 @@ def finds_of_data() -> Iterator[Claim]:
     scenes = phases()
     alone, accuracy = (scenes.compared("synthetic-only", metric) for metric in (FRECHET, ACCURACY))
     yield Quote(
-        "are undecided against real ones alone. Synthetic images alone are worse in Fréchet distance "
+        "is undecided against training on real ones alone. Synthetic images alone are worse in Fréchet distance "
         f"({interval(alone, 1)}) and undecided in scene accuracy",
         holds=scenes.verdicts(["synthetic-then-real"], scenes.primary) == UNDECIDED
         and (alone.verdict, accuracy.verdict) == ("worse", "undecided"),

@@ -835,7 +835,7 @@ def adaptive_page() -> Iterator[Claim]:
     yield Quote(f"{runs} runs of `mini`, {one.setup()}")
     first = sum(run.seed < 208 for arm in one.results.arms for run in arm.runs)
     yield Quote(f"One command made {first} of them and two looks")
-    yield Quote(f"the {runs - first} of the third look")
+    yield Quote(f"the {runs - first} runs of the third look")
     rows, decided = [], {"before": 0, "now": 0}
     for arm in (arm for arm in one.results.arms if arm.role == "arm"):
         cells = [before.compared(arm.name, metric) for metric in one.primary]
@@ -1063,8 +1063,8 @@ def stages_page() -> Iterator[Claim]:
     )
     distances = [one.compared(arm, FRECHET) for arm in one.arms]
     yield Quote(
-        f"is worse with as many images ({interval(distances[0], 2)}), a verdict that was not replicated. With more "
-        "images it is undecided",
+        f"is worse with as many images as the baseline's ({interval(distances[0], 2)}). Fresh seeds did not test this "
+        "verdict. With more images it is undecided",
         holds=[row.verdict for row in distances] == ["worse", "undecided"] and (small, FRECHET) not in rows,
     )
     short = rows[small, ACCURACY_SHORT]

@@ -368,7 +368,7 @@ def test_only_what_is_empty_is_asked_about(store: Path, server: CaptionServer) -
     assert captions(store)[0] == "kept 0"
     with pytest.raises(UserError, match="no captions with this name"):
         recaption(store, Task("b", ASKING, only_empty="none"), to(server), Interrupt())
-    with pytest.raises(UserError, match="no image to ask"):
+    with pytest.raises(UserError, match="no images to caption"):
         recaption(store, Task("b", ASKING, only_empty="long"), to(server), Interrupt())
 
 
