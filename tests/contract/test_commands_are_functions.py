@@ -1,4 +1,4 @@
-"""What the command line can do, the library can: a command is a public function, and its options are its arguments.
+"""Commands as functions: each is a public function of the library, and its options are the function's arguments.
 
 With `--json` it writes what the function returns, of the type that its schema is made of.
 """
