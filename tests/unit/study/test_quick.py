@@ -42,12 +42,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> Counter[Path]:
-    """Count how often each file is opened."""
+def opened(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[Path]:
+    """Count how often each file of the study is opened.
+
+    Threads that other tests left in this process read files of the system.
+    """
     found, usual = Counter[Path](), io.open
 
     def noted(file: object, *given: object, **more: object) -> object:
-        found[Path(str(file))] += 1
+        if Path(str(file)).is_relative_to(folder):
+            found[Path(str(file))] += 1
         return usual(file, *given, **more)  # type: ignore[call-overload]
 
     monkeypatch.setattr(io, "open", noted)
