@@ -374,18 +374,25 @@ def finished_runs(stored: Path) -> int:
     return sum(run.get("state") == "done" for run in _runs_of(stored))
 
 
-def passed_on(out: Path) -> dict[str, str]:
-    """Return how the runs ended, by hash, from results.json, if the run folders are missing; otherwise nothing."""
+def passed_on(out: Path) -> dict[tuple[str, int], str]:
+    """Return how the runs of each arm's label and seed ended, from results.json, if the run folders are missing.
+
+    A run is not looked up by its hash, since settings may have joined the plan since the study was stored.
+    """
     if (out / "runs").is_dir():
         return {}
-    return {run["hash"]: run["state"] for run in _runs_of(out / RESULTS) if "hash" in run and "state" in run}
+    return {(run["arm"], run["seed"]): run["state"] for run in _runs_of(out / RESULTS)}
 
 
 def _runs_of(stored: Path) -> list[dict[str, Any]]:
-    """Read the runs of a results.json; return none if it is missing. Raise if it is damaged or older."""
+    """Read the runs of a results.json, with their arms' labels; none if it is missing. Raise if damaged or older."""
     found = read_checked(stored, remake_results(stored), FORMAT)
     try:
-        return [dict(run) for arm in found.get("arms", ()) for run in arm["runs"]]
+        return [
+            {**run, "arm": arm_label(arm["name"], arm["resolution"])}
+            for arm in found.get("arms", ())
+            for run in arm["runs"]
+        ]
     except (ValueError, KeyError, TypeError):
         return []
 

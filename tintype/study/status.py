@@ -128,7 +128,7 @@ class StatusReader:
         self._read_at: tuple[int, ...] = ()
         self._known: dict[str, _Known] = {}
         self._states: dict[str, RunState] = {}
-        self._passed_on: dict[str, str] = {}
+        self._passed_on: dict[tuple[str, int], str] = {}
         self._changing = False
         """Whether finished runs decide the next runs."""
 
@@ -178,7 +178,7 @@ class StatusReader:
             return known.status
         claims = self._leases.history(wanted.hash)
         found = _run(wanted, claims, self._study.settings.evaluation, self.out, wanted.hash in self._perhaps)
-        ended = _ENDS.get(self._passed_on.get(wanted.hash, ""))
+        ended = _ENDS.get(self._passed_on.get(wanted.task.key, ""))
         if ended is not None and found.state in ("waiting", "perhaps"):
             found = replace(found, state=ended, step=found.steps if ended == "done" else 0)
         self._known[wanted.hash] = _Known(files, found)

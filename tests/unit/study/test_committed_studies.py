@@ -11,6 +11,7 @@ import pytest
 
 from tintype.study.lab import StudyProgress, report_study
 from tintype.study.results import StudyResults, read_results_file
+from tintype.study.status import status_of
 
 STUDIES = sorted(file.parent for file in (Path(__file__).parents[3] / "studies").glob("*/results.json"))
 
@@ -43,3 +44,4 @@ def test_a_committed_study_is_reported_again(study: Path) -> None:
     assert not [text for text in notes.texts if "cannot be computed again" in text]
     for name in names:
         assert (study / name).read_bytes() == before[name], name
+    assert not status_of(study).of("waiting"), "the hashes of plans may be those of an earlier version"
