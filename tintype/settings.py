@@ -796,7 +796,6 @@ class RunSettings(Settings):
     tracker_project: str = Field(
         "tintype", min_length=1, description="Project of wandb and trackio, and experiment of mlflow"
     )
-    tensorboard: bool = Field(False, description="The older form of trackers: [tensorboard]")
     ranks: int = Field(
         1,
         ge=1,

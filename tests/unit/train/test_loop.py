@@ -167,7 +167,7 @@ def test_training_rounds_no_convolution_to_tf32(tmp_path: Path) -> None:
 
 def test_tensorboard_is_written_when_asked_for(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    train(tiny_plan("run.tensorboard=true"), tmp_path / "run", Interrupt())
+    train(tiny_plan("run.trackers=[tensorboard]"), tmp_path / "run", Interrupt())
     assert list((tmp_path / "run" / "tensorboard").glob("events.*"))
 
 

@@ -168,7 +168,7 @@ def test_a_missing_package_is_an_error_at_the_start_that_names_the_extra(
         train(tracked_plan("wandb"), tmp_path / "run", Interrupt())
     assert not RunRecord(tmp_path / "run").lines
     with pytest.raises(UserError, match=r"wandb, tensorboard are not installed; pip install 'tintype\[wandb,tensorb"):
-        check_trackers(tracked_plan("wandb", tensorboard="true").run)
+        check_trackers(tracked_plan("wandb", "tensorboard").run)
     (tmp_path / "run").mkdir(exist_ok=True)
     score(tracked_plan("wandb"), tmp_path / "run")
     assert "note: run.trackers: wandb is not installed" in capsys.readouterr().err, "a score is not lost for that"
@@ -181,12 +181,6 @@ def test_a_study_refuses_a_missing_package_before_its_first_run(
     study = load_study("pocket", ['set=["run.trackers=[mlflow]"]', "seeds=[0]", "control_seeds=[]"])
     with pytest.raises(UserError, match="mlflow is not installed"):
         prepare_study(study, tmp_path / "study")
-
-
-def test_the_older_setting_still_chooses_tensorboard() -> None:
-    plan = tiny_plan("run.tensorboard=true")
-    assert trackers.chosen_trackers(plan.run) == ["tensorboard"]
-    assert trackers.chosen_trackers(tracked_plan("tensorboard", tensorboard="true").run) == ["tensorboard"]
 
 
 class FakeRun:

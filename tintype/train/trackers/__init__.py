@@ -31,15 +31,9 @@ TRACKERS: Mapping[TrackerName, TrackerKind] = {
 }
 
 
-def chosen_trackers(run: RunSettings) -> list[TrackerName]:
-    """Return the trackers in the settings. `run.tensorboard` is the older way to choose a tracker."""
-    older: Sequence[TrackerName] = ("tensorboard",) if run.tensorboard else ()
-    return list(dict.fromkeys([*run.trackers, *older]))
-
-
 def check_trackers(run: RunSettings) -> None:
     """Raise UserError if the package of a chosen tracker is not installed."""
-    missing = [name for name in chosen_trackers(run) if find_spec(TRACKERS[name].package) is None]
+    missing = [name for name in dict.fromkeys(run.trackers) if find_spec(TRACKERS[name].package) is None]
     if missing:
         names = ", ".join(missing)
         raise UserError(

@@ -20,7 +20,7 @@ from tintype.runtime.notes import note
 from tintype.seams import Tracker, TrackerStatus, VerdictRow
 from tintype.settings import TrackerName
 from tintype.train.folder import RunFolder
-from tintype.train.trackers import TRACKERS, check_trackers, chosen_trackers
+from tintype.train.trackers import TRACKERS, check_trackers
 from tintype.train.trackers.tracked import Tracked, TrackerState
 
 CLOSE_S = 60.0
@@ -201,7 +201,7 @@ def _mirror(plan: Plan, path: Path, label: str, group: str, on_failure: OnFailur
     if not group and place.parent.name == "runs":
         group = place.parent.parent.name
     feeds = []
-    for tracker in chosen_trackers(plan.run):
+    for tracker in dict.fromkeys(plan.run.trackers):
         state = TrackerState(path, tracker, label or place.name, group, fence)
         about = Tracked(
             id=state.id,
