@@ -159,7 +159,6 @@ def test_without_its_format_a_later_checkpoint_counts_as_damaged(
 ) -> None:
     """The same, by a reader that looks for its own files first: it moves the checkpoint aside."""
     monkeypatch.setattr(files, "_check_format", lambda *args, **names: None)
-    monkeypatch.setattr(files, "unsealed", lambda path: files.damaged(path, "it is not whole", ""))
     run = of_the_future(tmp_path, NEWER)
     train(plan_from_folder(run), run, Interrupt())
     promise.count(not list((run / "checkpoints").glob("damaged-*")), "moved aside and trained again")

@@ -1,8 +1,8 @@
 """Small run folders of every format of files that runs are made of, to be read by all later versions.
 
 `python -m tests.stored_runs.write` writes the next set (`tests/stored_runs/SET/KIND`). Run it when a format changes:
-tests/fault/test_stored_runs.py says so. Never change or remove a set: it stands for the runs that people have. The
-files of the sets 1 and 2 were sealed by `python -m tools.migrate`, as people do it.
+tests/fault/test_stored_runs.py says so. From 0.1.0 on, never change or remove a set: it stands for the runs that
+people have.
 """
 
 from __future__ import annotations

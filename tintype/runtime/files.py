@@ -54,7 +54,6 @@ _FIRST_LINE = re.compile(
     r"# tintype wrote this file(?: as (?P<file>\S+) of the run (?P<run>[0-9a-f]+))?; "
     r"the SHA-256 of (?:that and )?the lines below is (?P<sha256>[0-9a-f]{64})\n"
 )
-_SEAL_WORDS = re.compile("tintype wrote|SHA-256 of")
 """Matches words of a sealing comment. They show that a damaged first line once had a seal."""
 _WRITING = ".writing-"
 """Separator between a file's name and the name of the writing process, in temporary names."""
@@ -227,35 +226,23 @@ def _run_in(folder: Path) -> str:
     seal = _FIRST_LINE.match(line)
     if seal is not None and seal["run"]:
         return seal["run"]
-    if seal is None and (not line or _SEAL_WORDS.search(line)):
-        remake = f"`tintype train RECIPE --out {quote(str(folder))}`, with the run's own recipe, writes it again"
-        raise damaged(folder / PLAN, "its first line was changed" if line else "it is empty", remake)
-    raise unsealed(folder / PLAN)
+    remake = f"`tintype train RECIPE --out {quote(str(folder))}`, with the run's own recipe, writes it again"
+    raise damaged(folder / PLAN, "its first line is not the seal of a run" if line else "it is empty", remake)
 
 
 def check_seal(path: Path, found: object, remake: str) -> None:
     """Raise for a file in a run's folder if its seal is missing, or names another run or another path."""
-    expected = seal_of(path)
-    if expected is not None and found is None:
-        raise unsealed(path)
-    if reason := _foreign(expected, found):
+    if reason := _foreign(seal_of(path), found):
         raise damaged(path, reason, remake)
 
 
 def _foreign(expected: Seal | None, found: object) -> str:
     if expected is None or found == expected.content:
         return ""
-    there = f"{found.get('file')} of the run {found.get('run')}" if isinstance(found, dict) else "none of a run"
-    return f"its seal says that it is {there}, and it lies where {expected} belongs"
-
-
-def unsealed(path: Path) -> UserError:
-    """Return the error for a file without a seal, from an earlier version. Its fix seals a study's whole folder."""
-    folder = _run_folder(path) or path.parent
-    folder = study_of(folder) or folder
-    return UserError(
-        f"{path} has no seal: an earlier version of tintype wrote it, and nothing proves that it belongs here",
-        f"if it does, seal the files as they are now: `python -m tools.migrate {quote(str(folder))}`",
+    if not isinstance(found, dict) or not found.get("run"):
+        return f"it has no seal, and it lies where {expected} belongs"
+    return (
+        f"its seal says that it is {found.get('file')} of the run {found['run']}, and it lies where {expected} belongs"
     )
 
 
@@ -287,24 +274,18 @@ def read_checked(path: Path, remake: str, format: int = 1) -> dict[str, Any]:
     except ValueError as error:
         raise damaged(path, f"it {error}", remake) from None
     wanted, its_format = found.pop(_CHECKSUM, None), found.get(_FORMAT)
-    whole, expected = wanted == checksum_of_json(found), seal_of(path)
-    if wanted is None or whole:
-        _check_format(path, its_format, format, remake, older=expected is None or SEAL in found)
-        if expected is not None and SEAL not in found:
-            raise unsealed(path)
-    if not whole:
-        command = f"python -m tools.migrate {quote(str(path.parent))}"
-        lacking = f"it has no checksum; `{command}` adds one to what an earlier version wrote"
-        raise damaged(path, "it does not match its checksum" if wanted else lacking, remake)
-    if reason := _foreign(expected, found.pop(SEAL, None)):
-        raise damaged(path, reason, remake)
+    intact = wanted == checksum_of_json(found)
+    if intact or wanted is None:
+        _check_format(path, its_format, format, remake)
+    if not intact:
+        raise damaged(path, "it does not match its checksum" if wanted else "it has no checksum", remake)
+    check_seal(path, found.pop(SEAL, None), remake)
     found.pop(_FORMAT, None)
     return found
 
 
-def _check_format(path: Path, found: object, wanted: int, remake: str, older: bool) -> None:
-    """Refuse a file of a later format, and with `older` also a file of an earlier format."""
-    if isinstance(found, int) and (found > wanted or (found < wanted and older)):
+def _check_format(path: Path, found: object, wanted: int, remake: str) -> None:
+    if isinstance(found, int) and found != wanted:
         way_out = "install a newer version" if found > wanted else remake
         raise UserError(f"{path} was written in format {found}; this version of tintype reads format {wanted}", way_out)
 
@@ -342,7 +323,7 @@ def damage_in(path: Path) -> str:
     """Describe how a file differs from its own checksums; empty if it matches them or has no checksums."""
     if path.suffix == ".jsonl":
         content = path.read_bytes()
-        return "" if _is_unchecked(content) else _whole_lines(content)[1]
+        return _whole_lines(content)[1]
     if path.suffix in (".json", ".yaml", ".txt", ".md"):
         with suppress(UnicodeDecodeError, ValueError):
             text = path.read_bytes().decode("utf-8")
@@ -409,13 +390,9 @@ def read_sealed(path: Path, remake: str, run: str | None = None) -> str:
     if not text:
         raise damaged(path, "it is empty", remake)
     line = _FIRST_LINE.match(text)
-    if line is None and not _SEAL_WORDS.search(text.partition("\n")[0]):
-        raise unsealed(path)
     if line is None or _sealed_sha256(line, text) != line["sha256"]:
         raise damaged(path, _OTHER_TEXT, remake)
     expected = Seal(run, path.name) if run else seal_of(path)
-    if expected is not None and not line["run"]:
-        raise unsealed(path)
     if reason := _foreign(expected, {"run": line["run"], "file": line["file"]}):
         raise damaged(path, reason, remake)
     return text
@@ -485,14 +462,8 @@ def salvage_lines(path: Path, vouched: int = 0) -> Lines:
     """Return a file's intact lines and a description of the damage. A file with another run's seal gives no lines."""
     content = path.read_bytes() if path.is_file() else b""
     found, damage = _whole_lines(content, vouched)
-    if not found and _is_unchecked(content):
-        raise unsealed(path)
-    if 1 in found:
-        expected, seal = seal_of(path), found[1].pop(SEAL, None)
-        if expected is not None and seal is None:
-            raise unsealed(path)
-        if reason := _foreign(expected, seal):
-            return Lines([], reason)
+    if 1 in found and (reason := _foreign(seal_of(path), found[1].pop(SEAL, None))):
+        return Lines([], reason)
     return Lines([found[number] for number in sorted(found)], damage)
 
 
@@ -555,15 +526,6 @@ def _read_line(text: bytes) -> tuple[int, dict[str, Any]] | None:
         return None
     del line[_NUMBER]
     return number, line
-
-
-def _is_unchecked(content: bytes) -> bool:
-    """Return whether the file is from an earlier version, whose lines had no numbers and checksums."""
-    try:
-        lines = [parse_object(text) for text in content.split(b"\n")[:-1]]
-    except ValueError:
-        return False
-    return bool(lines) and not any({_NUMBER, _CHECKSUM} & line.keys() for line in lines)
 
 
 def count_lines(path: Path) -> int:

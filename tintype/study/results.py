@@ -737,9 +737,9 @@ def _read(path: Path, kind: TypeAdapter[T], part: Callable[[dict[str, Any]], obj
 
 def remake_results(path: Path) -> str:
     """Return what to do about a results.json that is damaged or of another version."""
-    again = f"`tintype report {quote(str(path.parent))}` writes it again where the study's runs are"
-    rewritten = f"`python -m tools.migrate {quote(str(path.parent))}` rewrites one of an earlier version"
-    return f"{again}, and {rewritten}; or give another file"
+    return (
+        f"`tintype report {quote(str(path.parent))}` writes it again where the study's runs are; or give another file"
+    )
 
 
 class StudyResults(_Data):

@@ -28,7 +28,7 @@ _CODE = re.compile(r"(`+)(?s:.+?)\1")
 _NEW_UNIT = re.compile(r"\n[ \t]*(?:\n|(?=(?:[-*•]|\d+\.)[ \t]))")
 _END = re.compile(r"[.!?:][)\"”'*_]*(?=\s|$)")
 _ABBREVIATION = re.compile(r"(?:\b(?:e\.g|i\.e|vs|al|cf)|^\s*\d+)\.$")
-_MESSAGE = re.compile(r"Error$|note$|^damaged$|^unsealed$|^_?refus|warn|^say_|^the_", re.IGNORECASE)
+_MESSAGE = re.compile(r"Error$|note$|^damaged$|^_?refus|warn|^say_|^the_", re.IGNORECASE)
 _TEXT_NAMES = {"text", "problem", "fix", "reason", "why", "message", "note", "description", "help", "summary"}
 
 

@@ -295,7 +295,7 @@ def test_results_of_an_earlier_format_are_written_again_from_the_runs_only(finis
     assert read_results_file(finished / "results.json") == before
     edit_json(finished / "results.json", lambda content: content.update(format=1))
     shutil.rmtree(finished / "runs")
-    with pytest.raises(UserError, match=r"written in format 1; .*tools.migrate"):
+    with pytest.raises(UserError, match=r"written in format 1; .*tintype report"):
         report_study(finished)
 
 
