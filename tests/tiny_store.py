@@ -86,16 +86,3 @@ def rewrite_about(store: Path, change: Callable[[dict[str, Any]], object]) -> No
     del content["checksum"]
     change(content)
     (store / "store.json").write_text(json.dumps({**content, "checksum": checksum_of(content)}))
-
-
-def as_earlier(store: Path) -> Path:
-    """Make it a store as versions wrote it that had no checksums of captions and sizes."""
-    content = json.loads((store / "store.json").read_text())
-    for name in ("checksum", "quarantine_sha256"):
-        content.pop(name, None)
-    content["format"] = layout.EARLIER_FORMAT
-    content["shards"] = [{name: one[name] for name in ("name", "rows", "bytes")} for one in content["shards"]]
-    for one in content.get("added", []):
-        one.pop("journal_sha256", None)
-    (store / "store.json").write_text(json.dumps(content))
-    return store

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
         inspect_store,
         recaption_store,
         show_store,
-        upgrade_store,
     )
     from tintype.library.judge import estimate, judge
     from tintype.library.lists import ListedRecipe, ListedStudy, ListedTechnique, recipes, studies, techniques
@@ -197,7 +196,6 @@ __all__ = [
     "train",
     "train_encoder",
     "train_tokenizer",
-    "upgrade_store",
     "work",
     "write_card",
 ]
@@ -229,7 +227,6 @@ _MODULES = {
         "inspect_store",
         "recaption_store",
         "show_store",
-        "upgrade_store",
     ),
     "library.judge": ("estimate", "judge"),
     "library.lists": ("ListedRecipe", "ListedStudy", "ListedTechnique", "recipes", "studies", "techniques"),

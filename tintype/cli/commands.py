@@ -69,7 +69,6 @@ command(stores, "export", "data:export_store", "data:Export")
 command(stores, "recaption", "data:recaption_store", "data:Recaptioning")
 command(stores, "shapes", "data:choose_shapes", "data:ShapeSetting")
 command(stores, "show", "data:show_store", "data:StoreFacts")
-command(stores, "upgrade", "data:upgrade_store", "data:Upgrade")
 command(stores, "inspect", "data:inspect_store", "data:InspectedStore")
 
 encoders = group("encoder", "Train the scene encoder that comes with tintype.")

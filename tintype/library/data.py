@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tintype.data.store.export import Exported
     from tintype.data.store.importing import Imported, Progress
     from tintype.data.store.inspect import Inspection
-    from tintype.data.store.layout import AboutStore, StoreShown
+    from tintype.data.store.layout import StoreShown
     from tintype.runtime.interrupt import Interrupt
 
 
@@ -407,18 +407,3 @@ def recaption_store(
     task = work.Task(column, asking, tries, split, only_empty, limit, *prices, overwrite, anew)
     with watched(interrupt) as signalled:
         return work.recaption(Path(store), task, captioner, signalled, on_progress or ignore)
-
-
-def upgrade_store(store: AnyPath, *, on_progress: OnCount | None = None) -> AboutStore:
-    """Check a store that an earlier version of tintype wrote, and add checksums of all its columns.
-
-    Args:
-        store: folder of a store.
-        on_progress: called with the number of checked records and the number of all records.
-
-    Raises:
-        UserError: there is no store, or the store is damaged.
-    """
-    from tintype.data.store import changes
-
-    return changes.upgrade_store(Path(store), on_progress or ignore)

@@ -21,7 +21,7 @@ from tintype.data.store.importing import Imported
 from tintype.data.store.importing import Progress as ImportProgress
 from tintype.data.store.inspect import Inspection
 from tintype.data.store.inspect_html import write_page
-from tintype.data.store.layout import QUARANTINE, AboutStore, AddedColumn, StoreShown, open_store
+from tintype.data.store.layout import QUARANTINE, AddedColumn, StoreShown, open_store
 from tintype.data.store.selection import read_skip_list
 from tintype.evaluation.fit import held_out_note
 from tintype.library.data import CaptionPrompt, Shapes
@@ -209,13 +209,6 @@ def _attributes(kinds: Mapping[str, str], missing: Mapping[str, int]) -> str:
 def _made_by(made_by: Mapping[str, Any]) -> str:
     model, empty = made_by.get("settings", {}).get("model", "?"), made_by.get("empty_captions", 0)
     return f"added {made_by.get('date', '?')} by {model}; {empty:,} are empty"
-
-
-class Upgrade(_Checking[AboutStore]):
-    """View of an upgrade: the identity of the upgraded store."""
-
-    def show(self, result: AboutStore) -> None:
-        say(self.console, f"{self.given['store']}: all columns have checksums; sha256 {result.identity[:12]}")
 
 
 class Recaptioning(View[Recaptioned | CaptionPrompt]):

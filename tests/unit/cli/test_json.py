@@ -140,7 +140,6 @@ def test_documents_of_lists_plans_and_stores(here: Path) -> None:
     assert sum(document("data", "show", "store")["counts"].values()) == 4
     assert "problems" in document("data", "inspect", "store")
     assert document("data", "export", "store", "--to", "parquet", "--out", "exported-store")["rows"] == 4
-    assert document("data", "upgrade", "store")["identity"]
     assert document("data", "recaption", "--show-prompt")["text"]
 
 

@@ -20,7 +20,6 @@ from tintype.cli import app
 from tintype.data.importers import FORMATS, open_importer
 from tintype.data.importers.importer import MOST_TEXT_BYTES, Listed, Reading
 from tintype.data.presets import Preset, preset_names, read_preset
-from tintype.data.store.importing import ImportOptions
 from tintype.data.store.layout import Store, open_store
 from tintype.errors import UserError
 
@@ -360,8 +359,3 @@ def test_unverified_facts_name_what_they_are_about() -> None:
         if not preset.records:
             assert any(text.startswith("records:") for text in preset.unverified), name
     assert not read_preset("coco-captions").unverified
-
-
-def test_stores_without_a_preset_are_recorded_as_before(tmp_path: Path) -> None:
-    about = imported(midjourney(tmp_path / "set"), tmp_path / "store", ImportOptions(captions={"long": "llava"}))
-    assert not {"preset", "format", "listed"} & set(about.made_from)

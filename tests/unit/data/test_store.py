@@ -15,13 +15,12 @@ import torch
 from PIL import Image, ImageOps
 
 from tests.shared import shared
-from tests.tiny_store import as_earlier, captioned, image_file, imported, parquet_of, rewrite_about, tiny_store, tried
+from tests.tiny_store import captioned, image_file, imported, parquet_of, rewrite_about, tiny_store, tried
 from tintype.data.image_file import Encoded
 from tintype.data.image_sets import decode, open_images
 from tintype.data.importers.importer import Item
 from tintype.data.store import writer
 from tintype.data.store.attributes import read_attributes
-from tintype.data.store.changes import upgrade_store
 from tintype.data.store.encode import Prepared, Sizing, prepare
 from tintype.data.store.importing import ImportOptions, Progress, read_pairs, read_splits
 from tintype.data.store.layout import Store, open_shard, open_store
@@ -372,28 +371,6 @@ def test_a_store_that_is_changed_after_it_was_opened_is_opened_anew(tmp_path: Pa
     shard.write_bytes(content)
     with pytest.raises(UserError, match="is damaged"):
         open_store(store)
-
-
-def test_a_store_of_an_earlier_version_is_refused_and_can_be_upgraded(tmp_path: Path) -> None:
-    images = [image_file(0), b"broken", image_file(2), image_file(3)]
-    source = parquet_of(tmp_path / "a.parquet", images, caption=[f"number {n}" for n in range(4)])
-    new = imported(source, tmp_path / "store")
-    store = as_earlier(tmp_path / "store")
-    with pytest.raises(UserError, match=r"earlier version .* `tintype data upgrade .*store` checks all of it"):
-        open_store(store)
-    assert upgrade_store(store) == new == open_store(store).about
-    assert upgrade_store(store) == new, "again changes nothing"
-    as_earlier(store)
-    shard = store / "shard-00000.arrow"
-    whole = shard.read_bytes()
-    widths = open_shard(shard).column("width").to_numpy().tobytes()
-    for what in (b"number 2", widths, image_file(3)[60:90]):
-        bad = bytearray(whole)
-        bad[whole.index(what)] ^= 1
-        shard.write_bytes(bad)
-        with pytest.raises(UserError, match="is damaged"):
-            upgrade_store(store)
-        assert json.loads((store / "store.json").read_text())["format"] == "tintype-store-1"
 
 
 def test_flipped_bits_give_an_error_or_the_store(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from tests.screen import on_a_terminal
 from tests.slow import third
 from tests.tiny import TINY, tiny_plan
 from tests.tiny_export import pixel_plan, text_settings, write_run
-from tests.tiny_store import as_earlier, captioned, tiny_store
+from tests.tiny_store import captioned, tiny_store
 from tests.tiny_tuning import NO_PERCEPTUAL, tuned_plan
 from tests.tiny_vae import write_tiny_vae
 from tintype import __main__ as program
@@ -101,12 +101,6 @@ VAE = [word for one in [*VAE, "held_out=4", "steps=3", "batch=4"] for word in ("
 IMAGES = ["--set", "encoders=[scenes]", "--set", "metrics=[fd]"]
 RESUME = "run the same command to resume"
 AGAIN = "run the same command again"
-
-
-def earlier_store(the: Things) -> Path:
-    """A copy of the store, as an earlier version would have written it."""
-    copy = the.out / "earlier"
-    return copy if copy.exists() else as_earlier(Path(shutil.copytree(the / "store", copy)))
 
 
 COMMANDS: dict[str, Long] = {
@@ -203,11 +197,6 @@ COMMANDS: dict[str, Long] = {
     "data show": Long(
         lambda the: ["data", "show", the / "store", "--check", "--json"],
         r"checking: 10 of 20 images \(50%\) · [\d.,]+ images/s · .*\d+ s left",
-        rf"nothing was changed; {AGAIN}",
-    ),
-    "data upgrade": Long(
-        lambda the: ["data", "upgrade", earlier_store(the)],
-        r"checking: \d+ of 40 images \(\d+%\) · [\d.,]+ images/s · .*\d+ s left",
         rf"nothing was changed; {AGAIN}",
     ),
     "tokenizer train": Long(

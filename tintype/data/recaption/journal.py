@@ -23,7 +23,7 @@ from tintype.runtime.identity import check_same
 from tintype.wording import again, option
 
 _SYNC_S = 5.0
-_FORMAT, _EARLIER_FORMAT = "tintype-recaption-2", "tintype-recaption-1"
+_FORMAT = "tintype-recaption-2"
 _CHECKSUM, _DIGITS = "checksum", 16
 MOST_TOKENS = 10**9
 """Most tokens of one answer. A larger count from a server is an error."""
@@ -102,27 +102,25 @@ def _line(content: dict[str, Json]) -> bytes:
     return json.dumps(checked, ensure_ascii=False).encode() + b"\n"
 
 
-def _content(line: bytes, earlier: bool = False) -> dict[str, Json]:
-    """Parse a line; raise `ValueError` if its checksum is wrong. Lines of an `earlier` format may lack it."""
+def _content(line: bytes) -> dict[str, Json]:
+    """Parse a line; raise `ValueError` if its checksum is wrong."""
     found = parse_object(line)
-    said = found.pop(_CHECKSUM, None)
-    if said != checksum_of(found)[:_DIGITS] and not (earlier and said is None):
+    if found.pop(_CHECKSUM, None) != checksum_of(found)[:_DIGITS]:
         raise ValueError("another checksum")
     return found
 
 
 def _read(path: Path, content: bytes, wanted: dict[str, Json]) -> Iterator[tuple[str, Entry]]:
     lines = content.split(b"\n")[:-1]
-    earlier = _EARLIER_FORMAT.encode() in lines[0]
     try:
-        header = _content(lines[0], earlier)
+        header = _content(lines[0])
     except ValueError:
         raise UserError(f"{path} is damaged in line 1", f"forget its answers with {option('anew')}") from None
     way_out = f"run that command again to resume it, or forget its {len(lines) - 1:,} answers with {option('anew')}"
-    check_same(path, "command", header, wanted | ({"format": _EARLIER_FORMAT} if earlier else {}), way_out)
+    check_same(path, "command", header, wanted, way_out)
     for number, line in enumerate(lines[1:], 2):
         try:
-            entry = Entry.model_validate(_content(line, earlier))
+            entry = Entry.model_validate(_content(line))
         except ValueError:
             raise UserError(
                 f"{path} is damaged in line {number}",

@@ -1,33 +1,25 @@
-"""Change an existing store: add a kind of caption, or the checksums that an earlier version did not write.
+"""Add a kind of caption to an existing store.
 
 Added captions lie in separate files, one per shard, named by a hash of the texts. The store has a new column once
 `store.json` names its files. `store.json` is replaced atomically, so a column has all its rows or is absent. The files
 with the images do not change.
-
-`tintype data upgrade` checks the hash of each image, the identity of all records, and the stored sizes of images. Then
-it rewrites `store.json`; no other file changes. The command cannot check the columns `source` and `pixels`, which
-training does not read.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pyarrow
-from pydantic import ValidationError
 
 from tintype.data.arrow_file import file_of
-from tintype.data.image_file import open_image
 from tintype.data.store import layout
-from tintype.data.store.layout import ABOUT, CAPTION, AboutStore, AddedColumn, AddedPart, Store, identity_of, shard_of
+from tintype.data.store.layout import ABOUT, CAPTION, AboutStore, AddedColumn, AddedPart, Store, identity_of
 from tintype.errors import UserError, as_user_error
-from tintype.runtime.files import sha256_of, write_bytes
+from tintype.runtime.files import write_bytes
 from tintype.runtime.locks import taking_turns
 from tintype.wording import again, option
 
@@ -113,50 +105,3 @@ def _writing(path: Path) -> Iterator[None]:
     remedy = f"the store is as it was; fix this, then {again()} again"
     with as_user_error(OSError, f"cannot write to {path}", remedy), taking_turns(path / ".lock"):
         yield
-
-
-def upgrade_store(path: Path, on_records: Callable[[int, int], None] = lambda done, total: None) -> AboutStore:
-    """Check the whole store, then add the checksums. A store that already has checksums is not changed.
-
-    Each record is read twice, so `on_records` counts each record twice.
-    """
-    content = layout.read_content(path)
-    if content.get("format") != layout.EARLIER_FORMAT:
-        return layout.read_about(path)
-    store = Store(path, _with_checksums(path, content))
-    store.check(lambda done: on_records(done, 2 * len(store)))
-    _check_sizes(store, lambda done: on_records(len(store) + done, 2 * len(store)))
-    write_bytes(path / ABOUT, store.about.to_json().encode(), durable=True)
-    return store.about
-
-
-def _with_checksums(path: Path, content: dict[str, Any]) -> AboutStore:
-    kinds = (LookupError, TypeError, AttributeError, OSError, ValidationError)
-    with as_user_error(kinds, f"{path / ABOUT} or a file that it lists is damaged", "import the store again"):
-        shards = [_same(path, one) for one in content["shards"]]
-        added = [
-            {**one, "journal_sha256": sha256_of(path / Path(one["journal"]).name) if one.get("journal") else None}
-            for one in content.get("added", [])
-        ]
-        quarantine = sha256_of(path / layout.QUARANTINE) if content["quarantined"] else None
-        known = {"format": layout.FORMAT, "shards": shards, "added": added, "quarantine_sha256": quarantine}
-        return AboutStore.model_validate_json(json.dumps({**content, **known}))
-
-
-def _same(path: Path, earlier: dict[str, Any]) -> dict[str, Any]:
-    found = shard_of(path / Path(earlier["name"]).name).model_dump()
-    if any(found[key] != value for key, value in earlier.items()):
-        raise UserError(f"{path / found['name']} does not match its SHA-256 in {ABOUT}", "import the store again")
-    return found
-
-
-def _check_sizes(store: Store, on_records: Callable[[int], None]) -> None:
-    widths, heights = store.sizes()
-    for row in range(len(store)):
-        one = store.encoded(row)
-        with open_image(one.content, one.name) as image:
-            if image.size != (widths[row], heights[row]):
-                raise UserError(
-                    f"{one.name} is damaged: its size differs from the stored one", "import the store again"
-                )
-        on_records(row + 1)

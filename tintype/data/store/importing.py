@@ -274,22 +274,12 @@ def _request(
     attributes: Mapping[str, Settled],
     options: ImportOptions,
 ) -> dict[str, Any]:
-    """Return all settings that determine the stored content.
-
-    Settings that were added later are left out at their defaults, so that the request equals that of earlier versions.
-    """
+    """Return all settings that determine the stored content."""
     files = json.dumps(importer.fingerprint)
     asked = {**asdict(options), "captions": dict(captions), "splits": dict(options.splits)}
     asked["attributes"] = {name: asdict(one) for name, one in attributes.items()}
     for name in ("most_pixels_at_once", "most_bad", "follow_links"):  # do not affect the stored content
         del asked[name]
-    if options.limits == LIMITS:
-        del asked["limits"]
-    if not attributes:
-        del asked["attributes"]
-    for name in ("preset", "format", "listed"):
-        if asked[name] is None:
-            del asked[name]
     return {
         "source": str(source.resolve()) if source.exists() else str(source),
         "source_files_sha256": hashlib.sha256(files.encode()).hexdigest(),

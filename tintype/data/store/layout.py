@@ -46,7 +46,6 @@ SPLITS: tuple[Split, ...] = get_args(Split)
 ABOUT = "store.json"
 QUARANTINE = "quarantine.jsonl"
 FORMAT: Literal["tintype-store-2"] = "tintype-store-2"
-EARLIER_FORMAT = "tintype-store-1"
 _CHECKSUM = "checksum"
 _AGAIN = "copy the store again, or import it again"
 CAPTION = "caption:"
@@ -324,12 +323,6 @@ def _opened(path: Path, files: tuple[tuple[str, int, int], ...]) -> Store:
 
 def read_about(path: Path) -> AboutStore:
     content = read_content(path)
-    if content.get("format") == EARLIER_FORMAT and _CHECKSUM not in content:
-        raise UserError(
-            f"{path} was imported by an earlier version of tintype, without checksums of captions, attributes and "
-            "sizes",
-            f"`tintype data upgrade {quote(str(path))}` checks all of it and adds them. Images and identity stay",
-        )
     said = content.pop(_CHECKSUM, None)
     if said != checksum_of(content):
         raise UserError(f"{path / ABOUT} is damaged: it does not match its checksum", _AGAIN)

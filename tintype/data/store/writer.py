@@ -166,8 +166,6 @@ def _read_kept(work: Path, request: Mapping[str, Any]) -> Written:
         with as_user_error((ValueError, RecursionError, AttributeError), f"{file} is damaged", _again(work)):
             content = json.loads(file.read_text(encoding="utf-8"))
             said = content.pop(_CHECKSUM, None)
-            if said is None and "quarantine_sha256" not in content:
-                raise UserError(f"{file} was written by an earlier version of tintype", _again(work))
             if said != checksum_of(content):
                 raise ValueError("it does not match its checksum")
             found = Written.model_validate(content)
