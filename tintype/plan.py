@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
@@ -40,16 +40,14 @@ from tintype.settings import (
     ModelSettings,
     Named,
     OneOf,
-    Part,
     Plain,
     PrecisionSettings,
     RunSettings,
     SamplingSettings,
     Settings,
-    Since,
     TrainSettings,
+    chosen,
     is_housekeeping,
-    joined_later,
     plain,
 )
 from tintype.text import TextChoice
@@ -63,18 +61,11 @@ UNHASHED = "run"
 """The housekeeping section, which is not part of a run's identity."""
 
 
-def _older_sampling(plan: Plain) -> Plain:
-    """Return the sampling settings of an older plan, in which sampling used the shift of the training times, or 1."""
-    time = plan.get("time")
-    shift = time.get("shift", 1.0) if isinstance(time, Mapping) else 1.0
-    return {"shift": shift, "shift_by": "none", "guidance": "classifier-free"}
-
-
 class Plan(Named):
     """Everything that decides what a run learns, one field per seam. Settings that PRX has default to PRX's values."""
 
     seed: int = Field(0, ge=0, description="Seed of the weights, the data order, noise, time and dropout")
-    start: Annotated[Annotated[StartPart, OneOf(STARTS, "run")] | None, Since(None)] = Field(
+    start: Annotated[StartPart, OneOf(STARTS, "run")] | None = Field(
         None, description="The run whose weights it starts from; by default they are random"
     )
     data: Annotated[DataPart, OneOf(DATA, "scenes")] = Field(
@@ -94,13 +85,13 @@ class Plan(Named):
     time: Annotated[TimePart, OneOf(TIMES, "mixture")] = Field(
         MixtureTime(), description="The density from which training draws t"
     )
-    noise: Annotated[Annotated[NoisePart, OneOf(NOISES)] | None, Since(None)] = Field(
+    noise: Annotated[NoisePart, OneOf(NOISES)] | None = Field(
         None, description="How training chooses the noise of an image; by default it is random"
     )
-    sampling: Annotated[SamplingSettings, Since(_older_sampling)] = Field(
+    sampling: SamplingSettings = Field(
         SamplingSettings(), description="The part of sampling that belongs to the model: the shift of its times"
     )
-    main_loss: Annotated[Annotated[MainLossPart, OneOf(MAIN_LOSSES, "square")], Since({"kind": "square"})] = Field(
+    main_loss: Annotated[MainLossPart, OneOf(MAIN_LOSSES, "square")] = Field(
         SquareSettings(), description="Function of the velocity's error in the main loss; plugins add kinds"
     )
     weighting: Annotated[WeightingPart, OneOf(WEIGHTINGS, "min-snr")] | None = Field(
@@ -112,7 +103,7 @@ class Plan(Named):
     losses: tuple[Annotated[LossPart, OneOf(LOSSES)], ...] = Field(
         (), description="Loss terms beside that of the objective, each kind at most once"
     )
-    tuning: Annotated[TuningSettings | None, Since(None)] = Field(
+    tuning: TuningSettings | None = Field(
         None, description="Train the tokenizer's autoencoder with the denoiser (REPA-E); null: it is frozen"
     )
     optimizer: Annotated[OptimizerPart, OneOf(OPTIMIZERS, "adamw")] = Field(
@@ -222,14 +213,8 @@ class Plan(Named):
 
     def compute_hash(self) -> str:
         """Return the digest of the resolved plan without housekeeping, which names the run."""
-        content = _without_later(Plan, plain(self))
-        del content[UNHASHED]
-        for name, section in self:
-            if name in content and isinstance(section, Settings):
-                own = section.in_hash() if isinstance(section, Part) else content[name]
-                content[name] = _without_later(type(section), own)
-            if name in content and name in _HASHED_INSIDE:
-                content[name] = _inside_without_later(section, content[name])
+        content = chosen(self)
+        content.pop(UNHASHED, None)
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -301,33 +286,6 @@ class Plan(Named):
 
     def to_yaml(self) -> str:
         return write_yaml(plain(self))
-
-
-def _without_later(settings: type[Settings], content: Plain) -> Plain:
-    """Return the content without housekeeping, and without newer settings that have the value of older behaviour."""
-    return {
-        key: value
-        for key, value in content.items()
-        if not is_housekeeping(settings, key)
-        and ((mark := joined_later(settings).get(key)) is None or mark.value(content) != value)
-    }
-
-
-_HASHED_INSIDE = ("losses", "train", "tuning")
-"""Sections whose nested `Since` fields stay out of the hash. In other sections, older versions hashed these fields."""
-
-
-def _inside_without_later(settings: object, content: Any) -> Any:
-    """Return plain content without nested newer settings that have the value of older behaviour.
-
-    `settings` may be a tuple of settings.
-    """
-    if isinstance(settings, tuple):
-        return [_inside_without_later(one, inner) for one, inner in zip(settings, content, strict=True)]
-    if not isinstance(settings, Settings):
-        return content
-    inner = {key: _inside_without_later(getattr(settings, key), content[key]) for key in content}
-    return _without_later(type(settings), inner)
 
 
 def _ascend(numbers: Sequence[int]) -> bool:
@@ -427,33 +385,17 @@ def plan_from_folder(folder: Path) -> Plan:
 
 
 def stored_plan(file: Path, remake: str, known: Known = NONE_KNOWN) -> Plan:
-    """Read a plan that tintype wrote with all defaults. `remake` says how to fix a damaged file.
-
-    Settings that are newer than the file get the values that keep the older version's behaviour.
-    """
+    """Read a plan that tintype wrote with all defaults. `remake` says how to fix a damaged file."""
     return plan_in(read_sealed(file, remake), file, known)
 
 
 def plan_in(text: str, file: Path, known: Known = NONE_KNOWN) -> Plan:
     """Read the text of a plan that tintype wrote to a file."""
     document = read_yaml(text, str(file))
-    if isinstance(document.data, dict):
-        _add_later(Plan, document.data)
-        if (file.parent / _EXPORTED).is_file():
-            _find_own_weights(document.data, file.parent)
+    if isinstance(document.data, dict) and (file.parent / _EXPORTED).is_file():
+        _find_own_weights(document.data, file.parent)
     with naming_missing_plugin(file.parent):
         return plan_from_document(document, known=known)
-
-
-def _add_later(settings: type[Settings], content: Plain) -> None:
-    """Add settings that are newer than this plan, section by section, with values that keep the older behaviour."""
-    for key, field in settings.model_fields.items():
-        for one in settings_in(field) if isinstance(content.get(key), dict) else []:
-            kind = one.model_fields["kind"].default if "kind" in one.model_fields else None
-            if content[key].get("kind") == kind:
-                _add_later(one, content[key])
-    for key, mark in joined_later(settings).items():
-        content.setdefault(key, mark.value(content))
 
 
 _EXPORTED, _WITHIN = "tintype.json", "./"

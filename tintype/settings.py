@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, reduce
 from operator import or_
@@ -88,26 +88,6 @@ class NamesFile:
 PathText = Annotated[str, NamesFile()]
 
 
-@dataclass(frozen=True)
-class Since:
-    """Mark of a setting that was added later. A plan stored before that gets the value `then`, and keeps its hash.
-
-    `then` is plain data, or a function of the plain data of the section that the setting belongs to.
-    """
-
-    then: object
-
-    def value(self, owner: Plain) -> object:
-        return self.then(owner) if callable(self.then) else self.then
-
-
-@cache
-def joined_later(settings: type[Settings]) -> dict[str, Since]:
-    """Return the marks of settings that were added later, by name."""
-    fields = settings.model_fields.items()
-    return {name: mark for name, field in fields for mark in field.metadata if isinstance(mark, Since)}
-
-
 class Housekeeping:
     """Mark of a setting that cannot change what a run learns.
 
@@ -165,9 +145,9 @@ class Part(Settings):
         """Describe the part in its own words, for cards and reports; None if its settings are description enough."""
         return None
 
-    def in_hash(self) -> Plain:
-        """Return the part's contribution to the plan's hash."""
-        return plain(self)
+    def beside_hash(self) -> Collection[str]:
+        """Return settings that the plan's hash leaves out, because other settings determine what they stand for."""
+        return ()
 
     def obstacles(self, form: ExportForm) -> Iterable[Obstacle]:
         """Return the reasons why a run with this part cannot be exported in this form."""
@@ -317,11 +297,8 @@ class DataPart(Part):
 
     @property
     def words(self) -> str:
-        """Describe the data on one line, without the image size and newer settings that keep older behaviour."""
-        own = plain(self)
-        usual = {key: mark.value(own) for key, mark in joined_later(type(self)).items()}
-        chosen = {key: value for key, value in own.items() if value not in (None, [], usual.get(key))}
-        shown = [f"{key} {value}" for key, value in chosen.items() if key not in ("kind", "size_px")]
+        """Describe the data on one line, without the image size and settings at their defaults."""
+        shown = [f"{key} {value}" for key, value in chosen(self).items() if key not in ("kind", "size_px")]
         return f"{self.kind} ({', '.join(shown)})"
 
     def in_diff(self) -> Plain:
@@ -435,24 +412,24 @@ class ModelSettings(Settings):
     rope_theta: int = Field(10000, ge=1, description="Base of the rotary position embedding")
     time_factor: float = Field(1000.0, gt=0, description="t is multiplied by this before its sinusoidal embedding")
     time_max_period: int = Field(10000, ge=1, description="Longest period of that embedding")
-    resolution_embeds: Annotated[bool, Since(False)] = Field(
+    resolution_embeds: bool = Field(
         False, description="Add an embedding of the latents' height and width to that of the time"
     )
-    gate: Annotated[Literal["gelu", "silu"], Since("gelu")] = Field(
+    gate: Literal["gelu", "silu"] = Field(
         "gelu",
         description="Activation of the MLP's gate: PRX's tanh-GELU, or SiLU (SwiGLU); both have the same weights",
     )
-    qk_norm: Annotated[bool, Since(True)] = Field(True, description="RMSNorm of queries and keys")
-    shared_adaln: Annotated[bool, Since(False)] = Field(
+    qk_norm: bool = Field(True, description="RMSNorm of queries and keys")
+    shared_adaln: bool = Field(
         False, description="One modulation layer for all blocks with an offset for each, instead of one layer per block"
     )
-    registers: Annotated[int, Since(0)] = Field(
+    registers: int = Field(
         0, ge=0, description="Number of learned tokens beside the image's, which are dropped after the last block"
     )
-    class_token: Annotated[int, Since(0)] = Field(
+    class_token: int = Field(
         0, ge=0, description="Width of a teacher's class token that is denoised along with the image; 0: none"
     )
-    value_residual: Annotated[bool, Since(False)] = Field(
+    value_residual: bool = Field(
         False, description="Mix the first block's values of the image tokens into those of the later blocks"
     )
     compile: bool = Field(
@@ -521,13 +498,13 @@ class SamplingSettings(Settings):
         description="Shift of the grid of times, t' = s t / (1 + (s - 1) t): above 1, more steps near the noise. "
         "Independent of time.shift, the shift of the training density",
     )
-    shift_by: Annotated[ShiftBy, Since("none")] = Field(
+    shift_by: ShiftBy = Field(
         "none",
         description="Multiplies shift by a function of the number of tokens: sqrt (1 at 256 tokens), flux (exp of "
         "FLUX's mu), or dimension (RAE's root of the numbers of an image's latents, 1 at 4096)",
     )
 
-    guidance: Annotated[Literal["classifier-free", "self", "path-drop"], Since("classifier-free")] = Field(
+    guidance: Literal["classifier-free", "self", "path-drop"] = Field(
         "classifier-free",
         description="Default guidance for sampling the model; evaluations have their own, the same for all arms",
     )
@@ -546,9 +523,7 @@ class StageSettings(Settings):
         description="Width and height of square images; other shapes of data.buckets are scaled down with them",
     )
     until: int = Field(ge=1, description="The first step, counted from 0, after this stage")
-    batch: Annotated[int | None, Since(None)] = Field(
-        None, ge=1, description="Images per update in this stage; by default train.batch"
-    )
+    batch: int | None = Field(None, ge=1, description="Images per update in this stage; by default train.batch")
 
 
 SKIP_WINDOW_STEPS = 100
@@ -574,23 +549,23 @@ class TrainSettings(Settings):
     )
     clip_norm: float | None = Field(0.2, gt=0, description="Clips the global gradient norm; null for no clipping")
     most_skips: int = Field(20, ge=1, description="This many skipped steps in a row end the run as diverged")
-    most_skipped: Annotated[float, Since(0.25)] = Field(
+    most_skipped: float = Field(
         0.25,
         gt=0,
         le=1,
         description=f"More than this share of skipped steps, of any {SKIP_WINDOW_STEPS} steps or of the whole run, "
         "ends it as diverged",
     )
-    most_weight_rms: Annotated[float | None, Since(1000.0)] = Field(
+    most_weight_rms: float | None = Field(
         1000.0,
         gt=0,
         description="A parameter tensor whose root mean square is larger or not finite ends the run as diverged; null: "
         "any finite size",
     )
-    skip_spikes: Annotated[SpikeSettings | None, Since(None)] = Field(
+    skip_spikes: SpikeSettings | None = Field(
         None, description="Skip steps whose loss or gradient norm is far above that of the steps before; null: none"
     )
-    stages: Annotated[tuple[StageSettings, ...], Since([])] = Field(
+    stages: tuple[StageSettings, ...] = Field(
         (), description="Sizes of the images in the first steps, stage by stage; the last stage has data.size_px"
     )
 
@@ -682,20 +657,20 @@ class PrecisionSettings(Settings):
     """
 
     storage: Literal["fp32", "bf16"] = Field("fp32", description="The dtype of the trained weights and their moments")
-    rounding: Annotated[Literal["nearest", "stochastic", "kahan"], Since("nearest")] = Field(
+    rounding: Literal["nearest", "stochastic", "kahan"] = Field(
         "nearest", description="How an updated weight is rounded to bf16"
     )
     compute: Literal["fp32", "bf16"] = Field("bf16", description="The type of the matrix products")
-    gather: Annotated[Literal["fp32", "bf16"], Since("fp32")] = Field(
+    gather: Literal["fp32", "bf16"] = Field(
         "fp32", description="The type in which FSDP2 gathers weights; bf16 halves the traffic and rounds norms' weights"
     )
-    matmul: Annotated[Literal["plain", "fp8"], Since("plain")] = Field(
+    matmul: Literal["plain", "fp8"] = Field(
         "plain", description="How the linear layers of the blocks multiply: in `compute`'s type, or in FP8"
     )
-    islands: Annotated[IslandSettings, Since(IslandSettings().model_dump())] = Field(
+    islands: IslandSettings = Field(
         IslandSettings(), description="Operations of the denoiser whose precision is chosen one by one"
     )
-    loss_scale: Annotated[float, Since(1.0)] = Field(
+    loss_scale: float = Field(
         1.0, gt=0, description="The loss is multiplied by this, the gradients are divided by it before clipping"
     )
 
@@ -837,3 +812,30 @@ class RunSettings(Settings):
 def plain(settings: Settings) -> Plain:
     """Return plain dictionaries, lists and scalars, with every default written out."""
     return settings.model_dump(mode="json")
+
+
+def chosen(settings: Settings) -> Plain:
+    """Return plain data of the settings that are not at their defaults, and of the kinds of parts.
+
+    The hash of a plan is computed from it. So a setting that is added later keeps the hash of every plan that does not
+    use it. The default of a setting must not change: plans with the old and the new default would have one hash.
+    """
+    found: Plain = _chosen(settings, plain(settings))
+    return found
+
+
+def _chosen(value: object, content: Any) -> Any:
+    """Return the plain `content` of a value, without settings at their defaults."""
+    if isinstance(value, Settings):
+        beside = value.beside_hash() if isinstance(value, Part) else ()
+        return {
+            name: _chosen(own, content[name])
+            for name, field in type(value).model_fields.items()
+            if name in content and not is_housekeeping(type(value), name) and name not in beside
+            if (own := getattr(value, name)) != field.get_default(call_default_factory=True) or name == "kind"
+        }
+    if isinstance(value, Mapping):
+        return {key: _chosen(one, content[key]) for key, one in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_chosen(one, inner) for one, inner in zip(value, content, strict=True)]
+    return content

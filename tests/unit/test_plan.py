@@ -6,14 +6,17 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
+from pydantic import TypeAdapter
 from pydantic.fields import FieldInfo
 
 from tests.fault.promises import Promise
+from tests.plan_fields import fields
 from tests.tiny import GOLDEN_PLAN, tiny_plan
 from tintype.cli.shared import plan_of
 from tintype.config.strict import assignments_in, marks_of, read_yaml, settings_in, write_yaml
 from tintype.data.mixture.settings import MixedSource
 from tintype.errors import UserError
+from tintype.evaluation.protocol import Protocol
 from tintype.plan import (
     Change,
     Plan,
@@ -26,7 +29,7 @@ from tintype.plan import (
     unhashed_diff,
 )
 from tintype.recipes import packaged
-from tintype.settings import Settings, plain
+from tintype.settings import Settings, chosen, plain
 from tintype.study.settings import ArmSettings, StudySettings
 from tintype.study.study import load_study, resolve
 from tintype.techniques import TECHNIQUES
@@ -51,27 +54,51 @@ def test_every_recipe_resolves_and_round_trips(name: str) -> None:
 
 def test_the_hash_is_stable_and_leaves_out_housekeeping() -> None:
     plan = tiny_plan()
-    assert plan.hash == "53fef6287ebc6ff9"  # that of plans without the settings that came later
+    assert plan.hash == "6ab885a7c3c78c49"
     assert tiny_plan("run.save_every_steps=7", "run.device=auto").hash == plan.hash
     assert plan_from_yaml(plan.to_yaml(), "again").hash == plan.hash
     assert tiny_plan("model.resolution_embeds=true").hash != plan.hash
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("mini", "928d362ed9aaf2d5"),
-        ("prx-256", "7d73eb296a09174e"),
-        ("prx-jit-1024", "dfbaef9e2ed0115a"),
-    ],
-)
-def test_recipes_keep_their_hashes(name: str, expected: str) -> None:
-    """Runs are found by them. A setting that joins later is marked with `Since`."""
-    assert plan_from_document(packaged.find("plans", name)).hash == expected
+def test_the_hash_has_the_chosen_settings_alone_and_the_kinds_of_parts() -> None:
+    """So a setting that is added later keeps the hashes of all plans that do not use it."""
+    plan = read_plan("mini", ["optimizer.kind=muon", "model.registers=0", "ema={kind: fixed-decay}"])
+    found = chosen(plan)
+    assert found["optimizer"] == {"kind": "muon"} and found["ema"] == {"kind": "fixed-decay"}
+    assert "registers" not in found.get("model", {}) and chosen(Plan()) == {}
+    assert read_plan("mini", ["optimizer.kind=muon"]).hash != read_plan("mini").hash
+
+
+DEFAULTS = Path(__file__).parents[1] / "golden" / "defaults.json"
+
+
+@pytest.mark.parametrize("model", [Plan, Protocol], ids=lambda model: str(model.__name__))
+def test_defaults_are_as_recorded(model: type[Settings], request: pytest.FixtureRequest) -> None:
+    """A hash leaves out settings at their defaults, so plans with an old and a new default would have one hash.
+
+    `pytest -n 0 tests/unit/test_plan.py --record` records the defaults of new settings.
+    """
+    found = {
+        f"{owner.__name__}.{path[-1]}": plain_default(owner, str(path[-1]))
+        for path, _, owner in fields(model)
+        if path[0] != "run" and not owner.model_fields[str(path[-1])].is_required()
+    }
+    recorded = json.loads(DEFAULTS.read_text()) if DEFAULTS.exists() else {}
+    if request.config.getoption("--record"):
+        lines = (f"{json.dumps(name)}: {json.dumps(value)}" for name, value in sorted({**found, **recorded}.items()))
+        DEFAULTS.write_text("{" + ",\n".join(lines) + "}\n")
+        return
+    changed = {name: (recorded.get(name), value) for name, value in found.items() if recorded.get(name) != value}
+    assert not changed, "a setting keeps its default; a new one is recorded"
+
+
+def plain_default(owner: type[Settings], name: str) -> Any:
+    default = owner.model_fields[name].get_default(call_default_factory=True)
+    return json.loads(TypeAdapter(Any).dump_json(default))
 
 
 def test_the_plan_of_the_golden_losses_keeps_its_hash() -> None:
-    assert read_plan(str(GOLDEN_PLAN)).hash == "d70716dcaf32df2a"
+    assert read_plan(str(GOLDEN_PLAN)).hash == "c589df9cf91afeb2"
 
 
 def test_data_of_another_kind_takes_the_place_of_scenes() -> None:

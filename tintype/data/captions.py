@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field
 
 from tintype.schedule import Schedule
 from tintype.seams import Draws, Record, TextEncoder
-from tintype.settings import Part, PlanView, Since
+from tintype.settings import Part, PlanView
 
 NULL_CAPTION = ""
 
@@ -23,16 +23,16 @@ NULL_CAPTION = ""
 class CaptionsPart(Part):
     """The kind picks a caption. Settings that all kinds share then apply in order: parts, words, tokens, dropout."""
 
-    keep_parts: Annotated[float, Since(1.0)] = Field(
+    keep_parts: float = Field(
         1.0,
         gt=0,
         le=1,
         description="Each sentence or clause of a caption is kept with this probability; at least one is kept",
     )
-    max_words: Annotated[int | None, Since(None)] = Field(
+    max_words: int | None = Field(
         None, ge=1, description="Captions are truncated after this many words; null: not truncated"
     )
-    max_tokens: Annotated[int | None, Since(None)] = Field(
+    max_tokens: int | None = Field(
         None,
         ge=2,
         description="Captions are truncated to this many tokens of the text encoder, including special tokens",

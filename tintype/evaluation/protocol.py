@@ -8,11 +8,11 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from tintype.evaluation.prompts import CAPTIONS, PromptFile, is_caption, read_prompts
+from tintype.evaluation.prompts import PromptFile, is_caption, read_prompts
 from tintype.flow.guidance import Guidance
 from tintype.flow.sampler import Method
 from tintype.metrics.metric import AnyMetric, Measured
@@ -30,7 +30,7 @@ from tintype.plugins.load import added
 from tintype.plugins.registry import is_built_in
 from tintype.sampling.generate import SamplerSettings
 from tintype.seams import Direction, Range
-from tintype.settings import Named, NamesFile, Settings, plain
+from tintype.settings import Named, NamesFile, Settings, chosen
 from tintype.vision.encoders import EncoderChoice
 from tintype.vision.inception import InceptionSettings
 from tintype.vision.part import EncoderPart
@@ -242,15 +242,13 @@ class Protocol(Named):
 
     def compute_hash(self) -> str:
         """Return a hash of everything that decides the scores, even the packaged encoder and the prompts' content."""
-        content: dict[str, Any] = {**plain(self), "scene_encoder": scene_encoder_record()["sha256"]}
-        content["sampler"].pop("batch")
+        content = {**chosen(self), "scene_encoder": scene_encoder_record()["sha256"]}
+        content.get("sampler", {}).pop("batch", None)
         if not self.reads_training_images:
-            del content["training_count"], content["memorisation"]
+            for name in ("training_count", "memorisation"):
+                content.pop(name, None)
         elif file := self.memorisation.prompt_file:
             content["memorisation"]["prompts"] = file.sha256
-        for encoder in content["encoders"]:
-            if encoder.get("compile") is False:
-                del encoder["compile"]  # added later: without it, older results keep their names
         others = [(group, name) for group, name in self.parts if not is_built_in(group, name)]
         if others:
             content["plugins"] = {
@@ -259,14 +257,10 @@ class Protocol(Named):
             }
         if changed := revisions(self.metrics, self.reference_count, [one.prompts for one in self.conditions]):
             content["revisions"] = changed
-        if content["shapes"] == "square":
-            del content["shapes"]  # added later
-        if content["size"] == "data":
-            del content["size"]  # added later
-        if content["prompts"] == CAPTIONS[0]:
-            del content["prompts"]  # so that older results keep their names
-        for condition, sampling in zip(content["also"], self.conditions[1:], strict=True):
-            condition["prompts"] = sampling.prompts_sha256  # the hash of a file's content, not its path
+        content["also"] = [  # the hash of a file's content, not its path
+            {**chosen(condition), "prompts": sampling.prompts_sha256}
+            for condition, sampling in zip(self.also, self.conditions[1:], strict=True)
+        ]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from pydantic import Field
@@ -14,7 +14,7 @@ from tintype import settings
 from tintype.flow.path import unshift_time
 from tintype.plugins.registry import is_built_in
 from tintype.seams import Draws, MainLoss, Objective, Router, TimeDensity, Weighting
-from tintype.settings import ExportForm, ModelSettings, Obstacle, Part, Plain, ShiftBy, Since, shift_factor
+from tintype.settings import ExportForm, ModelSettings, Obstacle, Part, Plain, ShiftBy, shift_factor
 from tintype.wording import setting
 
 _NODES = 1 << 17
@@ -36,7 +36,7 @@ class TimePart(Part):
     lowest: float = Field(0.001, ge=0, lt=1, description="Smallest t that is drawn")
     shift: float = Field(1.0, gt=0, description="t' = s t / (1 + (s - 1) t) in training; in sampling: sampling.shift")
 
-    shift_by: Annotated[ShiftBy, Since("none")] = Field(
+    shift_by: ShiftBy = Field(
         "none",
         description="Multiplies shift by a function of the number of tokens: sqrt (1 at 256 tokens), flux (exp of "
         "FLUX's mu), or dimension (RAE's root of the numbers of an image's latents, 1 at 4096); in sampling: "
@@ -113,7 +113,7 @@ class ObjectivePart(Part):
     predicts: ClassVar[Literal["velocity", "x", "epsilon"]]
     """The quantity that the denoiser predicts. `build` converts it to a velocity."""
 
-    noise_scale: Annotated[float, Since(1.0)] = Field(
+    noise_scale: float = Field(
         1.0, gt=0, description="Deviation of the noise, in training, validation and sampling; PRXPixel has 2"
     )
 

@@ -16,7 +16,7 @@ from tintype.errors import UserError
 from tintype.flow.part import RoutePart
 from tintype.schedule import Schedule
 from tintype.seams import Draws, Route
-from tintype.settings import Plain, PlanView, Settings, Since
+from tintype.settings import Plain, PlanView, Settings
 
 
 def _is_block(value: int | float) -> int | float:
@@ -85,7 +85,7 @@ class RangePart(RoutePart):
     first: int = Field(ge=1, description="First block that tokens skip, counted from 1")
     last: int = Field(ge=1, description="Last block that tokens skip")
     schedule: Schedule = Field(Schedule(), description="Steps in which tokens skip")
-    dense: Annotated[bool, Since(False)] = Field(
+    dense: bool = Field(
         False, description="No token skips at any step: for a stage that starts from a run with skipped tokens"
     )
 

@@ -9,7 +9,7 @@ B: samples. N: samples below the threshold. C: channels. H, W: rows, columns. O,
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Annotated, ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from pydantic import Field
@@ -18,7 +18,6 @@ from torch import Tensor
 from tintype.losses.part import LossPart, PlanView
 from tintype.pretrained.preprocess import Resampling, resize
 from tintype.seams import LossContext, LossInputs, LossTerm
-from tintype.settings import Since
 
 
 class Distance(Protocol):
@@ -44,12 +43,10 @@ class PerceptualPart(LossPart):
     any_shape: ClassVar[bool] = True
 
     threshold: float = Field(1.0, gt=0, le=1, description="Only samples with t below this count; 1: all of them")
-    compute: Annotated[Literal["fp32", "bf16"], Since("fp32")] = Field(
+    compute: Literal["fp32", "bf16"] = Field(
         "fp32", description="Compute type of the network; PRX uses bf16. Computations on its features are always fp32"
     )
-    compile: Annotated[bool, Since(False)] = Field(
-        False, description="torch.compile of the network, a graph for each shape"
-    )
+    compile: bool = Field(False, description="torch.compile of the network, a graph for each shape")
 
     def identity(self, weights: str) -> str:
         """Return the identity of a network from the digest of its weights and the settings that change its output."""

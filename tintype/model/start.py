@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Literal
 
@@ -9,7 +10,7 @@ from pydantic import Field
 
 from tintype.errors import UserError
 from tintype.runtime.identity import Pin
-from tintype.settings import Part, PathText, Plain, plain
+from tintype.settings import Part, PathText
 
 
 class StartPart(Part):
@@ -37,11 +38,8 @@ class RunStart(StartPart):
     folder: PathText = Field(min_length=1, description="The folder of the other run")
     sha256: Pin = Field(None, description="First digits of the weights' hash; different weights are refused")
 
-    def in_hash(self) -> Plain:
-        content = plain(self)
-        if self.sha256 is not None:
-            del content["folder"]
-        return content
+    def beside_hash(self) -> Collection[str]:
+        return ("folder",) if self.sha256 is not None else ()
 
     def parent(self, run: Path) -> Path:
         return Path(self.folder).expanduser()
@@ -61,11 +59,8 @@ class ArmStart(StartPart):
     name: str = Field(min_length=1, description="The other arm's name")
     plan: str | None = Field(None, pattern="^[0-9a-f]{16}$", description="The hash of its plan; the study knows it")
 
-    def in_hash(self) -> Plain:
-        content = plain(self)
-        if self.plan is not None:
-            del content["name"]
-        return content
+    def beside_hash(self) -> Collection[str]:
+        return ("name",) if self.plan is not None else ()
 
     def parent(self, run: Path) -> Path:
         if self.plan is None:

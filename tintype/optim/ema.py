@@ -21,7 +21,6 @@ Differs: PRX has a fixed decay from the initial weights on, 0.999 every 10 steps
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -29,7 +28,7 @@ from torch import Tensor
 
 from tintype.optim.averages import Averages
 from tintype.optim.part import AverageSettings
-from tintype.settings import PlanView, Since
+from tintype.settings import PlanView
 
 UPDATES = "updates"
 """Name of the number of updates among the tensors of an average."""
@@ -44,12 +43,12 @@ class EmaSettings(AverageSettings):
     """
 
     decay: float = Field(0.999, ge=0, lt=1, description="Share of the average that each update keeps")
-    ramp: Annotated[bool, Since(False)] = Field(
+    ramp: bool = Field(
         True,
         description="Start from the first trained weights with a low decay and raise it to `decay`; false: average the "
         "initial weights in, as PRX does",
     )
-    every: Annotated[int, Since(1)] = Field(1, ge=1, description="Update the average after every this many steps")
+    every: int = Field(1, ge=1, description="Update the average after every this many steps")
 
     def check(self, plan: PlanView) -> None:
         if self.every > plan.train.steps:

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import torch
 from pydantic import Field
@@ -32,7 +32,6 @@ from tintype.optim.storage import EXACT, Storage
 from tintype.optim.symmetric import bracket, gram
 from tintype.runtime.forms import Form, form_of
 from tintype.runtime.layout import ONE, Layout, is_sharded, local
-from tintype.settings import Since
 
 T = TypeVar("T")
 
@@ -70,18 +69,16 @@ class MuonSettings(OptimizerPart):
     )
     newton_schulz_steps: int = Field(5, ge=1, le=20, description="Steps of the iteration that orthogonalises")
     compute: Literal["bf16", "fp32"] = Field("bf16", description="The type of the iteration")
-    iteration: Annotated[Literal["newton-schulz", "polar-express"], Since("newton-schulz")] = Field(
+    iteration: Literal["newton-schulz", "polar-express"] = Field(
         "newton-schulz", description="One polynomial for all steps of the iteration, or Polar Express's, one for each"
     )
-    row_decay: Annotated[float | None, Since(None)] = Field(
+    row_decay: float | None = Field(
         None,
         ge=0,
         lt=1,
         description="NorMuon: decay of the mean square of each row's steps, whose root divides them; null: none",
     )
-    cautious: Annotated[bool, Since(False)] = Field(
-        False, description="Decay only the weights that the step itself moves towards zero"
-    )
+    cautious: bool = Field(False, description="Decay only the weights that the step itself moves towards zero")
     fused: Literal["whole", "parts"] = Field(
         "whole", description="Fused projections (QKV, KV, modulation) as one matrix, or each of their parts separately"
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from tintype.pretrained.weights import digest
-from tintype.settings import Plain, Settings, Since
+from tintype.settings import Plain, Settings
 from tintype.tokenizers.part import AutoencoderOutline, Compression, Posterior, Statistics
 from tintype.tokenizers.trained_folder import FolderPart, MeasuredTokenizer, TrainedFiles
 
@@ -156,7 +156,7 @@ class SmallVaeSettings(FolderPart):
     files: ClassVar[TrainedFiles] = FILES
 
     kind: Literal["small-vae"] = "small-vae"
-    posterior: Annotated[Literal["mean", "sample"], Since("mean")] = Field(
+    posterior: Literal["mean", "sample"] = Field(
         "mean", description="The mean of the encoder's Gaussian, or a new draw from it at each step"
     )
 

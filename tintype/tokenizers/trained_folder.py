@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
@@ -121,9 +121,8 @@ class FolderPart(TokenizerPart):
             known = {self.folder: self.recorded(self.place)[0]}
         return self.model_copy(update=asdict(known[self.folder]))
 
-    def in_hash(self) -> Plain:
-        """Leave out channels and stride: the hash of the weights determines them."""
-        return {key: value for key, value in plain(self).items() if key not in ("channels", "stride_px")}
+    def beside_hash(self) -> Collection[str]:
+        return "channels", "stride_px"
 
     def training_record(self) -> Plain:
         return self.recorded(self.place)[1]

@@ -24,12 +24,12 @@ from tintype.pretrained.published import Outline
 from tintype.pretrained.settings import Revision
 from tintype.pretrained.weights import digest
 from tintype.seams import Encoder
-from tintype.settings import Part, Since
+from tintype.settings import Part
 
 HubArithmetic = Annotated[
     Compute, Field(description="tf32 or bf16: several times as fast on a GPU, other last digits; bf16 has fewer")
 ]
-HubCompile = Annotated[bool, Since(False), Field(description="torch.compile of the network, a graph for each shape")]
+HubCompile = Annotated[bool, Field(description="torch.compile of the network, a graph for each shape")]
 
 COMMITS = {
     "facebook/dinov2-base": "f9e44c814b77203eaa57a6bdbbd535f21ede1415",

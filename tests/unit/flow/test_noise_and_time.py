@@ -109,10 +109,3 @@ def test_jits_times_are_jits_whatever_the_shift_of_the_plan() -> None:
     changes = diff(plain, plan)
     assert changes["time.shift"] == (3.0, 1.0) and changes["time.shift_by"] == ("sqrt", "none")
     assert {key.split(".")[0] for key in changes} == {"time"}
-
-
-def test_older_plans_keep_their_names() -> None:
-    """The new settings are no part of a hash where they do what was done before."""
-    assert (
-        tiny_plan("objective.noise_scale=1.0", "time.shift_by=none", "sampling.shift_by=none").hash == tiny_plan().hash
-    )

@@ -197,7 +197,7 @@ def test_values_of_a_first_block_that_tokens_skip_are_refused() -> None:
     assert isinstance(tiny_plan("model.value_residual=true", techniques=["tread:first=2,last=2"]), Plan)
 
 
-def test_older_plans_keep_their_names_and_weights() -> None:
+def test_variants_at_their_defaults_add_no_weights() -> None:
     given = [f"model.{key}={value}" for key, value in (("gate", "gelu"), ("qk_norm", "true"), ("registers", 0))]
     assert tiny_plan(*given).hash == tiny_plan().hash
     names = {name for name, _ in build_session(tiny_plan()).denoiser.named_parameters()}

@@ -23,8 +23,7 @@ from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.run import evaluate
 from tintype.library import runs
 from tintype.optim.ema import Ema, EmaSettings
-from tintype.plan import Plan, plan_from_folder, plan_from_yaml
-from tintype.runtime.files import without_seal, write_sealed
+from tintype.plan import Plan, plan_from_yaml
 from tintype.runtime.interrupt import Interrupt
 from tintype.study.preview import notes_before
 from tintype.study.settings import StudySettings
@@ -252,32 +251,6 @@ def test_scores_of_an_average_with_much_of_the_init_say_so(uncorrected: Path) ->
     protocol = "{count: 8, also: [], reference_count: 8, validation_count: 2, metrics: [fd], sampler: {steps: 1}}"
     result = evaluate(uncorrected, parse(Protocol, read_yaml(protocol, "protocol")))
     assert any("99% of the weight average is still the initial weights" in text for text in result.warnings)
-
-
-def as_it_was_stored(run: Path) -> Path:
-    """The folder of a run as an older version left it: its plan has no `ema.ramp` and no `ema.every`."""
-    file = run / "plan.yaml"
-    text = without_seal(file.read_text())
-    lines = [line for line in text.splitlines() if line.strip() not in ("ramp: false", "every: 1")]
-    write_sealed(file, "\n".join(lines) + "\n")
-    assert "ramp" not in file.read_text()
-    return run
-
-
-def test_a_run_of_an_older_version_keeps_its_name_and_its_rule(uncorrected: Path) -> None:
-    """It can be sampled, exported and resumed as it was trained, and is never resumed with the new rule."""
-    run = as_it_was_stored(uncorrected)
-    plan = plan_from_folder(run)
-    assert plan == tiny_plan(techniques=["ema:ramp=false"])
-    assert plan.hash == "420016b00cd6f239", "the hash of `ema` before there was a ramp"
-    RunRecord(run).check_plan()  # what exports check
-    tensors = checkpoint.read(checkpoint.folder_of(run / "checkpoints", 6))[0]
-    parts, _ = load_run(run)
-    name = "denoiser.txt_in.weight"
-    assert torch.equal(parts.modules.state_dict()[name], tensors[f"ema/{name}"])
-    with pytest.raises(UserError, match=r"another plan \(ema\.ramp: False there, True here\)"):
-        train(tiny_plan(techniques=["ema"]), run, Interrupt())
-    assert train(plan, run, Interrupt()).already_done
 
 
 def test_a_new_plan_of_ema_has_another_hash() -> None:

@@ -307,7 +307,7 @@ def test_it_is_no_part_of_what_is_trained() -> None:
     assert not parts.text.encode(["a red ball"]).tokens_BLC.requires_grad
 
 
-def test_a_plan_names_it_by_its_kind_and_older_plans_name_none() -> None:
+def test_a_plan_names_it_by_its_kind() -> None:
     assert tiny_plan("text.kind=minilm", "text.weights=x", "text.clean=true").text == MiniLmSettings(
         weights="x", clean=True, max_tokens=24
     )

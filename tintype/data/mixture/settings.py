@@ -35,16 +35,11 @@ from tintype.settings import (
     Settings,
     SourceUse,
     TrainSettings,
-    joined_later,
     kind_alone,
     plain,
 )
 
 SIZE = "size_px"
-_LATER = frozenset(
-    {"evaluate_path", "evaluate_sha256", "evaluate_style", "fit", "backdrop", "positions", "object_scale"}
-)
-"""Settings of sources that were added after mixtures. Older settings are part of the hash even at their defaults."""
 _UNIT = 1 << 30
 """Shares are integer multiples of 1 / `_UNIT`. The sum of 2^33 images' shares fits into 64 bits."""
 
@@ -206,15 +201,6 @@ class MixtureSettings(DataPart):
             for name, source in self.sources.items()
             for key, value in source.data.at_most(count).items()
         }
-
-    def in_hash(self) -> dict[str, Any]:
-        content = plain(self)
-        for name, source in self.sources.items():
-            later = {key: mark.value({}) for key, mark in joined_later(type(source.data)).items() if key in _LATER}
-            own = source.data.in_hash()
-            kept = {key: value for key, value in own.items() if key not in later or later[key] != value}
-            content["sources"][name]["data"] = _without(kept, SIZE)
-        return content
 
     def content(self) -> dict[str, Any]:
         """Return the settings without the shares. Mixtures that differ only in shares can use the same caches."""

@@ -22,7 +22,7 @@ from tintype.runtime.rows import Content, fingerprint
 from tintype.runtime.shared import SMALLEST_BYTES, MemoryRows, open_shared
 from tintype.runtime.transfer import send
 from tintype.seams import Record
-from tintype.settings import DataPart, Settings, Since, plain
+from tintype.settings import DataPart, Settings
 
 Split = Literal["train", "eval", "unseen"]
 """`unseen` scenes are drawn like training scenes, but are not among them. Each scene of `eval` has a held-out pair."""
@@ -91,19 +91,15 @@ class ScenesSettings(DataPart):
     min_objects: int = Field(1, ge=1, le=4, description="Fewest objects of a scene")
     max_objects: int = Field(4, ge=1, le=4, description="Most objects of a scene")
     seed: int = Field(0, ge=0, description="Seed of the scenes, independent of the training seed")
-    objects: Annotated[ObjectWords, Since(plain(ObjectWords()))] = Field(
-        ObjectWords(), description="The words from which objects are drawn"
-    )
-    backdrop: Annotated[BackdropWords, Since(plain(BackdropWords()))] = Field(
-        BackdropWords(), description="The words that backdrops are drawn from"
-    )
-    positions: Annotated[_Words, Since(list(POSITIONS))] = Field(
+    objects: ObjectWords = Field(ObjectWords(), description="The words from which objects are drawn")
+    backdrop: BackdropWords = Field(BackdropWords(), description="The words that backdrops are drawn from")
+    positions: _Words = Field(
         POSITIONS, description="Positions of the objects; the centre is taken only by an object that is alone"
     )
-    object_scale: Annotated[float, Since(1.0)] = Field(
+    object_scale: float = Field(
         1.0, ge=1, le=1.2, description="Factor of the objects' size; above 1 with one object, as more would overlap"
     )
-    evaluate_style: Annotated[Literal["render", "photo", "both"] | None, Since(None)] = Field(
+    evaluate_style: Literal["render", "photo", "both"] | None = Field(
         None, description="Style of the held-out scenes that a run is scored against; null: that of training"
     )
 

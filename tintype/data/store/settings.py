@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -13,7 +13,7 @@ from tintype.data.store.layout import Store, is_store, open_store
 from tintype.data.store.selection import Selection, select
 from tintype.errors import UserError
 from tintype.runtime.identity import Pin
-from tintype.settings import LARGEST_PX, DataPart, PathText, Since, plain
+from tintype.settings import LARGEST_PX, DataPart, PathText
 
 MOST_ON_GPU_BYTES = 2 << 30
 """Most bytes of decoded images that training keeps on a GPU. A larger store is read again in each epoch."""
@@ -42,32 +42,30 @@ class StoreSettings(DataPart):
     path: PathText = Field(min_length=1, description="The folder of the store")
     limit: int | None = Field(None, ge=1, description="Use only this many training images, the first ones")
     sha256: Pin = Field(None, description="First digits of the store's identity; a different store is refused")
-    where: Annotated[str | None, Since(None)] = Field(
+    where: str | None = Field(
         None, min_length=1, description="Use only records for which this is true, in both splits: width >= 256"
     )
-    skip: Annotated[PathText | None, Since(None)] = Field(
+    skip: PathText | None = Field(
         None, min_length=1, description="A file with the hashes of records to leave out, in both splits"
     )
-    skip_sha256: Annotated[Pin, Since(None)] = Field(
-        None, description="First digits of the skip list's identity; a different list is refused"
-    )
+    skip_sha256: Pin = Field(None, description="First digits of the skip list's identity; a different list is refused")
 
-    buckets: Annotated[tuple[tuple[int, int], ...], BeforeValidator(_tuples), Since([])] = Field(
+    buckets: Annotated[tuple[tuple[int, int], ...], BeforeValidator(_tuples)] = Field(
         (), description="Heights and widths, in pixels, that training images are cut to; none for squares"
     )
 
-    fit: Annotated[Literal["crop", "resize"], Since("crop")] = Field(
+    fit: Literal["crop", "resize"] = Field(
         "crop",
         description="How an image gets the shape of its bucket. crop: shrink it to cover the shape, and cut out the "
         "middle. resize: resize it to the shape, as in PRX, which changes its proportions a little",
     )
 
-    evaluate_path: Annotated[PathText | None, Since(None)] = Field(
+    evaluate_path: PathText | None = Field(
         None,
         min_length=1,
         description="The folder of another store, whose held-out images a run is scored against; null: this one's",
     )
-    evaluate_sha256: Annotated[Pin, Since(None)] = Field(
+    evaluate_sha256: Pin = Field(
         None, description="First digits of that store's identity; a different store is refused"
     )
 
@@ -167,12 +165,6 @@ class StoreSettings(DataPart):
             return self.limit  # the path now has another store, or `where` and `skip` select other records
         return len(selection.rows(store, "train")[: self.limit])
 
-    def in_hash(self) -> dict[str, Any]:
-        content = plain(self)
-        if self.sha256 is not None:
-            del content["path"]
-        if self.skip_sha256 is not None:
-            del content["skip"]
-        if self.evaluate_sha256 is not None:
-            del content["evaluate_path"]
-        return content
+    def beside_hash(self) -> Collection[str]:
+        pins = {"path": self.sha256, "skip": self.skip_sha256, "evaluate_path": self.evaluate_sha256}
+        return [name for name, pin in pins.items() if pin is not None]

@@ -24,7 +24,7 @@ from tintype.losses.repa import RepaOptions, RepaSettings, repa_projector
 from tintype.losses.repa_e.tokenizer import TunedTokenizer
 from tintype.losses.repa_e.training import RepaE
 from tintype.seams import JointTraining, LossContext, LossInputs, Tapped, Tokenizer
-from tintype.settings import Part, Since, kind_alone
+from tintype.settings import Part, kind_alone
 from tintype.tokenizers.part import Autoencoder, Statistics, TokenizerPart
 
 SHARED = ("teacher", "block", "hidden", "cache")
@@ -63,7 +63,7 @@ class TuningOptions(RepaOptions):
     perceptual: Annotated[TuningPerceptual, BeforeValidator(kind_alone)] = Field(
         TuningPerceptual(), description="A kind without settings (perceptual=none), or with settings"
     )
-    adversarial: Annotated[TuningDiscriminator, Since(TuningDiscriminator().model_dump())] = Field(
+    adversarial: TuningDiscriminator = Field(
         TuningDiscriminator(), description="A discriminator of the reconstructions"
     )
     lr: float = Field(1e-4, gt=0, description="Learning rate of the autoencoder, with the plan's warm-up and schedule")
