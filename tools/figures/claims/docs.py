@@ -55,7 +55,7 @@ SEEDS = (3, 5, 8)
 def captions_page() -> Iterator[Claim]:
     one = captions_and_target()
     yield Quote(
-        "the arm of short captions is worse on long prompts and undecided on short ones",
+        "the arm with short captions is worse on long prompts and undecided on short prompts",
         holds=[one.compared("short-captions", metric).verdict for metric in (ACCURACY, ACCURACY_SHORT)]
         == ["worse", "undecided"],
     )
@@ -407,10 +407,10 @@ def agents_page() -> Iterator[Claim]:
     yield Quote(f"5% · {FLATNESS} / (({FLATNESS - 1} + i)({FLATNESS} + i))", holds=ERROR == 0.05)
     percent = f"{100 * ERROR:.0f}%"
     yield Quote(f"each by its interval at {100 * NOT_WORSE:.0f}%")
-    yield Quote(f"their verdicts at their own {100 * (1 - CONFIDENCE):.0f}%")
-    yield Quote(f"a new error of {percent}")
+    yield Quote(f"arms keep their own error of {100 * (1 - CONFIDENCE):.0f}%")
+    yield Quote(f"The new study has its own error of {percent}")
     yield Quote(f"These levels sum to {percent}")
-    yield Quote(f"is kept is at most {percent}")
+    yield Quote(f"is kept is therefore at most {percent}")
     yield Block(
         "proposal-chains",
         table(

@@ -143,7 +143,7 @@ def speed_beside_prx() -> Iterator[Claim]:
         cells = [f"{value:.3g} {row['unit']}" if value else "" for value in (ours, prx, limit)]
         made.append([row["work"], cells[0] + ratio, *cells[1:]])
     yield Block("speed", table(["work", "tintype", "PRX", "limit"], made))
-    yield Quote(f"One {known['device']}, torch {known['torch']}. A ratio above 1")
+    yield Quote(f"The measurements used one {known['device']} and torch {known['torch']}. A ratio above 1")
     yield Quote(f"large bf16 product ({known['matmul_tflop_per_s']} TFLOP/s in that run)")
     yield Quote(f"at {known['copy_tb_per_s']} TB/s")
     yield from _power()

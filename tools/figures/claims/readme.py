@@ -281,7 +281,7 @@ def relies_on() -> Iterator[Claim]:
         f"is right on {100 * min(accuracies):.1f}% of the attributes that the evaluation checks in real 64 px renders",
         holds=len(accuracies) == 1,
     )
-    yield Quote(f"a run killed at any of {measured.kill_points()} tried points ends bit-identical")
+    yield Quote(f"a run that was killed at any of {measured.kill_points()} tried points ends bit-identical")
 
 
 PAGES: dict[str, Callable[[], Iterable[Claim]]] = {
