@@ -185,20 +185,20 @@ def statistics_page() -> Iterator[Claim]:
         f"with {stored['runs']} stored runs, in percent", holds=stored["studies"] == 1_000 and stored["level"] == LEVEL
     )
     yield Quote(
-        "With a control, the level holds whatever the bias",
+        "With a control, the error level holds for any bias",
         holds=max(with_control) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / stored["studies"]),
     )
     yield Quote(
-        "the baseline's few runs and often fails to detect a bias of half a standard deviation or more",
+        "few runs of the baseline and often fails to detect a bias of half a standard deviation or more",
         holds=max(one["false"] for row in stored["rows"] for one in row["without_control"].values()) > 0.1,
     )
     yield Quote("With three seeds, stored runs hardly help", holds=max(few) < 0.04 < min(map(max, more)))
     yield Quote(
-        f"from {STORED_FULL} stored runs on the centre counts at least {LEAST_FREEDOM + 3:g} degrees of freedom in "
-        f"place of {LEAST_FREEDOM:g}, and the skewness half"
+        f"From {STORED_FULL} stored runs on, the centre counts at least {LEAST_FREEDOM + 3:g} degrees of freedom instead "
+        f"of {LEAST_FREEDOM:g}, and the skewness counts half"
     )
-    yield Quote(f"against the stored ones, at {LEVEL:.0%}")
-    yield Quote(f"farther apart than chance explains (p below {DIFFER:.0%})")
+    yield Quote(f"with the stored runs by an interval at {LEVEL:.0%}")
+    yield Quote(f"differ more than chance explains (p below {DIFFER:.0%})")
     yield Quote(f"Either interval has a confidence of {CONFIDENCE:.0%} by itself")
     yield Quote(
         "with 16 seeds there is room for two arms",
@@ -341,8 +341,8 @@ def _power_output() -> Iterator[Claim]:
     row = plan_power([folder], "5%", 3, ACCURACY, 3).groups[0].metrics[0]
     assert row.seeds_needed
     yield Quote(
-        "To find a change of 5% in scene accuracy, take four seeds. "
-        f"Take {max(n or 0 for n in row.seeds_needed)} to be safe",
+        "To find a change of 5% in scene accuracy, four seeds are enough. "
+        f"The safe number is {max(n or 0 for n in row.seeds_needed)} seeds",
         holds=row.seeds_needed[0] == 4,
     )
 
@@ -353,7 +353,7 @@ def techniques_page() -> Iterator[Claim]:
         for settings in (MuonSettings(), MuonSettings(fused="parts"), MuonSettings(modulation=False))
     )
     yield Quote(
-        f"{whole} TFLOP a step for PRX's {_billions()} billion parameters, {parts} with `fused=parts`, {without} with "
+        f"For PRX's {_billions()} billion parameters it is {whole} TFLOP a step, {parts} with `fused=parts`, {without} with "
         "`modulation=false`"
     )
     yield from _snapshots()
@@ -382,8 +382,8 @@ def _snapshots() -> Iterator[Claim]:
     low = next(length for length in range(1, 50) if can(length / 1000)) / 1000
     high = next(length for length in range(28, 10, -1) if can(length / 100)) / 100
     yield Quote(
-        f"A length that misses more than {MOST_RESIDUAL:.0%} is refused: with 16 snapshots of 0.05 and 0.1 those "
-        f"below {low} and above {high}"
+        f"A length with a residual of more than {MOST_RESIDUAL:.0%} is refused. With 16 snapshots of 0.05 and 0.1, lengths "
+        f"below {low} and above {high} are refused"
     )
 
 
