@@ -194,8 +194,8 @@ def statistics_page() -> Iterator[Claim]:
     )
     yield Quote("With three seeds, stored runs hardly help", holds=max(few) < 0.04 < min(map(max, more)))
     yield Quote(
-        f"From {STORED_FULL} stored runs on, the centre counts at least {LEAST_FREEDOM + 3:g} degrees of freedom instead "
-        f"of {LEAST_FREEDOM:g}, and the skewness counts half"
+        f"From {STORED_FULL} stored runs on, the centre counts at least {LEAST_FREEDOM + 3:g} degrees of freedom "
+        f"instead of {LEAST_FREEDOM:g}, and the skewness counts half"
     )
     yield Quote(f"with the stored runs by an interval at {LEVEL:.0%}")
     yield Quote(f"differ more than chance explains (p below {DIFFER:.0%})")
@@ -353,8 +353,8 @@ def techniques_page() -> Iterator[Claim]:
         for settings in (MuonSettings(), MuonSettings(fused="parts"), MuonSettings(modulation=False))
     )
     yield Quote(
-        f"For PRX's {_billions()} billion parameters it is {whole} TFLOP a step, {parts} with `fused=parts`, {without} with "
-        "`modulation=false`"
+        f"For PRX's {_billions()} billion parameters it is {whole} TFLOP a step, {parts} with `fused=parts`, {without} "
+        "with `modulation=false`"
     )
     yield from _snapshots()
 
@@ -382,8 +382,8 @@ def _snapshots() -> Iterator[Claim]:
     low = next(length for length in range(1, 50) if can(length / 1000)) / 1000
     high = next(length for length in range(28, 10, -1) if can(length / 100)) / 100
     yield Quote(
-        f"A length with a residual of more than {MOST_RESIDUAL:.0%} is refused. With 16 snapshots of 0.05 and 0.1, lengths "
-        f"below {low} and above {high} are refused"
+        f"A length with a residual of more than {MOST_RESIDUAL:.0%} is refused. With 16 snapshots of 0.05 and 0.1, "
+        f"lengths below {low} and above {high} are refused"
     )
 
 
@@ -409,7 +409,7 @@ def agents_page() -> Iterator[Claim]:
     yield Quote(f"each by its interval at {100 * NOT_WORSE:.0f}%")
     yield Quote(f"arms keep their own error of {100 * (1 - CONFIDENCE):.0f}%")
     yield Quote(f"The new study has its own error of {percent}")
-    yield Quote(f"These levels sum to {percent}")
+    yield Quote(f"The levels of all proposals sum to {percent}")
     yield Quote(f"is kept is therefore at most {percent}")
     yield Block(
         "proposal-chains",

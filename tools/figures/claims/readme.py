@@ -55,10 +55,10 @@ def readme() -> Iterator[Claim]:
     past = first.compared("muon 3e-3", FRECHET)
     yield Quote(
         "Three seeds leave `muon` at 3e-3 [undecided](studies/2026-11-15_optimizers-mini/README.md) in Fréchet "
-        f"distance ({interval(past, 2)}). [{len(bank.results.seeds)} others](studies/2026-11-17_bank-mini/README.md) "
-        f"call it better by less ({interval(later, 2)}), and undecided in scene accuracy, where "
-        f"{len(fell.collapsed)} of {len(bank.results.seeds)} runs collapse. At AdamW's 1e-3 Muon is worse in both "
-        "primary metrics, on "
+        f"distance ({interval(past, 2)}). [{len(bank.results.seeds)} other "
+        f"seeds](studies/2026-11-17_bank-mini/README.md) call it better by less ({interval(later, 2)}), and undecided "
+        f"in scene accuracy, where {len(fell.collapsed)} of {len(bank.results.seeds)} runs collapse. At AdamW's 1e-3 "
+        "Muon is worse in both primary metrics, on "
         "[ten fresh seeds](studies/2026-11-16_muon-replication-mini/README.md) and on "
         "[eight more](studies/2026-11-17_adaptive-mini/README.md)",
         holds=(past.verdict, later.verdict) == ("undecided", "better")
@@ -80,7 +80,9 @@ def readme() -> Iterator[Claim]:
 
 def finds() -> Iterator[Claim]:
     one = objectives()
-    yield Quote(f"help a model of {millions(one)} at 64 px? Five arms, three seeds each, {one.setup()}")
+    yield Quote(
+        f"help a model of {millions(one)} at 64 px? The study has five arms with three seeds each, {one.setup()}"
+    )
     yield Quote("intervals of a study hold together with a confidence of 95%", holds=one.results.confidence == 0.95)
     yield Block("objectives", objectives_table())
     yield Quote(
@@ -143,7 +145,7 @@ def finds_of_stages() -> Iterator[Claim]:
 def finds_of_optimizers() -> Iterator[Claim]:
     family = study("2026-11-17_muon-mini")
     yield Quote(
-        "do not help at 1e-3 either: five arms, five seeds, all worse in scene accuracy",
+        "do not help at 1e-3 either. All five arms, with five seeds each, are worse in scene accuracy",
         holds=family.verdicts(family.arms, [ACCURACY]) == {"worse"}
         and (len(family.arms), len(family.results.seeds)) == (5, 5),
     )
@@ -163,13 +165,13 @@ def finds_of_optimizers() -> Iterator[Claim]:
     bank = study("2026-11-17_bank-mini")
     later, fell = (bank.compared("muon 3e-3", metric) for metric in (FRECHET, ACCURACY))
     yield Quote(
-        f"[{len(bank.results.seeds)} later ones](../studies/2026-11-17_bank-mini/README.md) call it better "
-        f"({interval(later, 2)}). They leave scene accuracy undecided, where {len(fell.collapsed)} of "
+        f"[{len(bank.results.seeds)} later seeds](../studies/2026-11-17_bank-mini/README.md) call it better "
+        f"({interval(later, 2)}), and leave it undecided in scene accuracy, where {len(fell.collapsed)} of "
         f"{len(bank.results.seeds)} runs collapse",
         holds=(later.verdict, fell.verdict) == ("better", "undecided"),
     )
     yield Quote(
-        "Its validation loss is better",
+        "In validation loss, Muon at 3e-3 is better",
         holds=one.verdicts(["muon 3e-3"], [LOSS])
         == again.verdicts(["muon 3e-3"], [LOSS])
         == bank.verdicts(["muon 3e-3"], [LOSS])
@@ -209,10 +211,10 @@ def finds_of_spaces() -> Iterator[Claim]:
     yield Quote(f"has the same 64 tokens and {one.setup()}:")
     yield Quote(f"FID is {one.mean(BASELINE, FID):.0f} in pixels.")
     yield Quote(
-        f"It is {vae.mean:.0f} in the latents of a `small-vae` trained on the same images ({interval(vae, 0)}, "
+        f"FID is {vae.mean:.0f} in the latents of a `small-vae` trained on the same images ({interval(vae, 0)}, "
         f"{vae.verdict})"
     )
-    yield Quote(f"It is {taef2.mean:.0f} in the latents of TAEF2 ({interval(taef2, 0)}, {taef2.verdict})")
+    yield Quote(f"FID is {taef2.mean:.0f} in the latents of TAEF2 ({interval(taef2, 0)}, {taef2.verdict})")
     yield Quote(
         "the FID is higher than with the frozen one at every seed, which the study does not test",
         holds=repa_e_is_above_the_frozen_vae(),
