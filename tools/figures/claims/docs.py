@@ -71,12 +71,12 @@ def checkpoints_page() -> Iterator[Claim]:
     met = [run for run in on if run["memory ran out"] == "silent"]
     (other,) = (run for run in off if run["weights"] != hog["alone"])
     yield Quote(
-        f"{len(on)} runs of `irepa` shared a GPU with a process that took nearly all of its memory again and again. "
-        "All ended with the same weights as a run alone, and one of them had run out of memory and resumed",
+        f"{len(on)} runs of `irepa` shared a GPU with a process that repeatedly took nearly all of its memory. "
+        "All runs ended with the same weights as a run without sharing. One of them had run out of memory and resumed",
         holds=len(met) == 1 and all(run["weights"] == hog["alone"] for run in on),
     )
     yield Quote(
-        f"1 of {len(off)} ended with other weights, and the count had risen by {other['hidden failures']}",
+        f"1 of {len(off)} runs ended with other weights, and the failure count had risen by {other['hidden failures']}",
         holds=bool(other["hidden failures"]),
     )
 

@@ -154,8 +154,8 @@ def speed_beside_prx() -> Iterator[Claim]:
     warm = [_figure(["sampling", kind, "until the first image, s"]) for kind in ("plain", "fp8")]
     cold = [_figure(["sampling", "with an empty cache of kernels", kind]) for kind in ("plain", "fp8")]
     yield Quote(
-        f"the first image of a process takes {cold[0]:.1f} s, in FP8 {cold[1]:.1f} s. Once Triton has the kernels in "
-        f"its cache it takes {warm[0]:.1f} and {warm[1]:.1f} s"
+        f"the first image of a process takes {cold[0]:.1f} s, and {cold[1]:.1f} s in FP8. With the kernels in Triton's "
+        f"cache, it takes {warm[0]:.1f} and {warm[1]:.1f} s"
     )
     step = "first step with an empty cache of kernels, s"
     first_s = _figure(["training", step, "256 tokens, micro-batch 32, plain"])
@@ -185,7 +185,7 @@ def speed_by_part() -> Iterator[Claim]:
     yield Quote(f"Passes over memory (gate, heads, norms, rest) are {passes:.0f} ms of the large model's step")
     passes_back = data("docs/speed/h200/attention.json")["backward_us"]
     short, long = (one["cudnn"] / one["tintype"] for one in passes_back.values())
-    yield Quote(f"cuDNN's takes {short:.2f} times as long at 256 tokens, and {long:.2f} times at 1,024")
+    yield Quote(f"cuDNN's kernel takes {short:.2f} times as long at 256 tokens, and {long:.2f} times at 1,024")
     forward = data("docs/speed/h200/attention.json")["forward_us"]["2 images of 4,096 tokens"]
     yield Quote(
         f"{forward['without']:.0f} instead of {forward['with a running maximum']:.0f} µs for two images of 4,096"
@@ -194,7 +194,7 @@ def speed_by_part() -> Iterator[Claim]:
     of_passes = sum(small[part] for part in ("MLP's gate", "heads", "norms and residuals"))
     of_attention = small["attention forward"] + small["attention backward"]
     yield Quote(
-        f"Of {small['all kernels']:.1f} ms of a step of 256 images its products take {small['products']:.1f}, "
+        f"A step with 256 images takes {small['all kernels']:.1f} ms. Its products take {small['products']:.1f} ms, "
         f"attention {of_attention:.1f}, passes over memory {of_passes:.1f} and the rest {small['rest']:.1f}"
     )
 
@@ -207,8 +207,8 @@ def speed_of_products() -> Iterator[Claim]:
         for kind in ("row", "tensor")
     )
     yield Quote(
-        f"With a scale for each row they take {rows:.1f} ms, with one for each tensor {tensors:.1f} ms, and in bf16 "
-        f"{found['bf16, ms']:.0f} ms"
+        f"The products take {rows:.1f} ms with a scale for each row, {tensors:.1f} ms with a scale for each tensor, "
+        f"and {found['bf16, ms']:.0f} ms in bf16"
     )
     half, eighth = (found[f"weights' gradients, {way}, ms"] for way in ("bf16", "FP8 with its transposes"))
     yield Quote(f"take {eighth:.1f} ms in FP8, which needs both operands transposed, and {half:.1f} ms in bf16")
@@ -263,8 +263,8 @@ def speed_of_workers() -> Iterator[Claim]:
     now, with_it, without = (data(f"docs/speed/h200/{name}.json") for name in names)
     rates = [one["warm_runs_per_hour"] for one in (with_it, without)]
     yield Quote(
-        f"{rates[0]:.0f} runs an hour with the service ({with_it['runs']} runs) and {rates[1]:.0f} without "
-        f"({without['runs']} runs): it was {rates[0] / rates[1]:.2f} times as fast",
+        f"the rate was {rates[0]:.0f} runs an hour with MPS ({with_it['runs']} runs) and {rates[1]:.0f} without "
+        f"({without['runs']} runs). With MPS it was {rates[0] / rates[1]:.2f} times as fast",
         holds=rates[0] > rates[1],
     )
     yield Quote(f"Of {now['runs']} runs, {now['runs'] - now['jobs']} count")

@@ -86,8 +86,8 @@ def finds() -> Iterator[Claim]:
     yield Quote("intervals of a study hold together with a confidence of 95%", holds=one.results.confidence == 0.95)
     yield Block("objectives", objectives_table())
     yield Quote(
-        "the effects of `tread` and `sprint` on scene accuracy and Fréchet distance are undecided. Whether they grow "
-        "with the tokens is undecided too",
+        "the effects of `tread` and `sprint` on scene accuracy and Fréchet distance are undecided. Whether these "
+        "effects grow with the number of tokens is undecided too",
         holds=routing_is_undecided(),
     )
     yield measured.speed_of_routing()
@@ -114,7 +114,7 @@ def finds_of_predictions() -> Iterator[Claim]:
     accuracy, distance = (pooled("x-prediction", metric, *both) for metric in (ACCURACY, FRECHET))
     low, high = sorted(abs(end or 0.0) for end in (accuracy.difference.low, accuracy.difference.high))
     yield Quote(
-        f"This arm loses {abs(accuracy.difference.value):.3f} [{low:.3f}, {high:.3f}] of scene accuracy (worse) and is "
+        f"this arm loses {abs(accuracy.difference.value):.3f} [{low:.3f}, {high:.3f}] of scene accuracy (worse) and is "
         "better in Fréchet distance",
         holds=(accuracy.verdict, distance.verdict) == ("worse", "better"),
     )
@@ -133,8 +133,8 @@ def finds_of_stages() -> Iterator[Claim]:
     again = one.results.replication
     yield from small_first_loses(one)
     yield Quote(
-        "(worse), and that holds on eight fresh seeds. With four times the images in that half, for about the same "
-        "operations, both primary metrics are undecided",
+        "(worse). This verdict holds on eight fresh seeds. With four times the images in this half of the steps, for "
+        "about the same number of operations, both primary metrics are undecided",
         holds=again is not None
         and len(again.seeds) == 8
         and {row.outcome for row in again.rows if row.metric in one.primary} == {"holds"}
@@ -165,8 +165,8 @@ def finds_of_optimizers() -> Iterator[Claim]:
     bank = study("2026-11-17_bank-mini")
     later, fell = (bank.compared("muon 3e-3", metric) for metric in (FRECHET, ACCURACY))
     yield Quote(
-        f"[{len(bank.results.seeds)} later seeds](../studies/2026-11-17_bank-mini/README.md) call it better "
-        f"({interval(later, 2)}), and leave it undecided in scene accuracy, where {len(fell.collapsed)} of "
+        f"[{len(bank.results.seeds)} later seeds](../studies/2026-11-17_bank-mini/README.md), it is better "
+        f"({interval(later, 2)}), and undecided in scene accuracy, where {len(fell.collapsed)} of "
         f"{len(bank.results.seeds)} runs collapse",
         holds=(later.verdict, fell.verdict) == ("better", "undecided"),
     )
@@ -183,18 +183,18 @@ def finds_of_optimizers() -> Iterator[Claim]:
         holds=again.verdicts(["muon 1e-3"], again.primary) == {"worse"},
     )
     yield Quote(
-        "**Weights and moments in bf16** have a validation loss above that of fp32 at every seed, by "
-        f"{rise_of_bf16()}, which is undecided",
+        "**With weights and moments in bf16**, the validation loss is above that of fp32 at every seed, by "
+        f"{rise_of_bf16()}. This comparison is undecided",
         holds=one.verdicts(["bf16-storage"], [LOSS]) == UNDECIDED,
     )
     of_muon = ("2026-11-15_optimizers-mini", "2026-11-16_muon-replication-mini", "2026-11-17_adaptive-mini")
     quick = {metric: pooled("muon 3e-3", metric, *of_muon, "2026-11-17_bank-mini") for metric in (FRECHET, ACCURACY)}
     like_adamw = pooled("muon 1e-3", FRECHET, *of_muon, "2026-11-17_muon-mini")
     yield Quote(
-        f"at {CONFIDENCE:.0%} each, four studies with {arm_runs(quick[FRECHET])} runs of Muon at 3e-3 call it better "
-        f"in Fréchet distance ({within(quick[FRECHET].difference, 2)}) and undecided in scene accuracy. Four "
-        f"studies with {arm_runs(like_adamw)} runs at 1e-3 call it worse in Fréchet distance "
-        f"({within(like_adamw.difference, 2)})",
+        f"at {CONFIDENCE:.0%} each, Muon at 3e-3 is better in Fréchet distance "
+        f"({within(quick[FRECHET].difference, 2)}) and undecided in scene accuracy, over four studies with "
+        f"{arm_runs(quick[FRECHET])} runs of this arm. Muon at 1e-3 is worse in Fréchet distance "
+        f"({within(like_adamw.difference, 2)}), over four studies with {arm_runs(like_adamw)} runs of this arm",
         holds=(quick[FRECHET].verdict, quick[ACCURACY].verdict, like_adamw.verdict) == ("better", "undecided", "worse")
         and not any(one.heterogeneity_p is None for one in (*quick.values(), like_adamw)),
     )
@@ -216,7 +216,7 @@ def finds_of_spaces() -> Iterator[Claim]:
     )
     yield Quote(f"FID is {taef2.mean:.0f} in the latents of TAEF2 ({interval(taef2, 0)}, {taef2.verdict})")
     yield Quote(
-        "the FID is higher than with the frozen one at every seed, which the study does not test",
+        "FID is higher than with the frozen tokenizer at every seed. The study does not test this difference",
         holds=repa_e_is_above_the_frozen_vae(),
     )
     scenes = tokenizers()
@@ -242,7 +242,7 @@ def finds_of_data() -> Iterator[Claim]:
     scenes = phases()
     alone, accuracy = (scenes.compared("synthetic-only", metric) for metric in (FRECHET, ACCURACY))
     yield Quote(
-        "is undecided against training on real ones alone. Synthetic images alone are worse in Fréchet distance "
+        "is undecided, compared with real images only. Training on synthetic images only is worse in Fréchet distance "
         f"({interval(alone, 1)}) and undecided in scene accuracy",
         holds=scenes.verdicts(["synthetic-then-real"], scenes.primary) == UNDECIDED
         and (alone.verdict, accuracy.verdict) == ("worse", "undecided"),
@@ -253,7 +253,8 @@ def finds_of_data() -> Iterator[Claim]:
     )
     yield Quote(
         f"every arm that spends steps on illustrations is worse. FID is {photos.mean(BASELINE, FID):.0f} with "
-        f"photographs alone, {mixed} mixed, {then} with illustrations first, and {only} with illustrations only",
+        f"photographs only. The differences are {mixed} for a mixture, {then} with illustrations first, and {only} "
+        "with illustrations only",
         holds=photos.verdicts(photos.arms, [FID]) == {"worse"},
     )
 
