@@ -304,9 +304,9 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """The package, in which `train` is the function.
+    """The type of the package's module object. `tintype.train` stays the function `train`.
 
-    Without this class, importing the folder `tintype/train` would replace it.
+    With the usual type, an import of the subpackage `tintype/train` would replace the function.
     """
 
     def __setattr__(self, name: str, value: object) -> None:

@@ -1,4 +1,4 @@
-"""The program's entry point. The program installs signal handlers before it imports anything large."""
+"""The program's entry point. It installs signal handlers before it imports large modules."""
 
 import atexit
 import os

@@ -1,4 +1,7 @@
-"""Errors that the command line prints without a traceback. The exit code is 2, or 3 if a run has diverged."""
+"""Errors that the command line prints without a traceback.
+
+The exit code is 3 if a run has diverged, and 2 for all others.
+"""
 
 from __future__ import annotations
 
@@ -11,29 +14,29 @@ from tintype.wording import Language, Option, options_in, rendered
 class UserError(Exception):
     """An error for the user: what was wrong and where (`problem`), and what to do (`fix`).
 
-    Both may name options as data (`tintype.wording`). The error's text shows options in the command line's wording
-    until `speak` chooses another. A fix that begins with a line break is shown on separate lines.
+    Both may name options as data (`tintype.wording`). The error's text shows options in the wording of the command
+    line, until `speak` chooses another wording. A fix that begins with a line break is shown on separate lines.
     """
 
     def __init__(self, problem: str, fix: str = "") -> None:
         super().__init__()
         self.parts = problem, fix
-        """The problem and the fix with options as data, for an error that is built from this one."""
+        """The problem and the fix, with options as data. An error that is made from this one uses them."""
         self.speak("command")
 
     def speak(self, language: Language) -> None:
-        """Show options in the wording of a language from now on."""
+        """From now on, show options in the wording of this language."""
         self._language: Language = language
         self.args = (rendered(self.marked, language),)
 
     @property
     def problem(self) -> str:
-        """Return what was wrong, and where."""
+        """Return what is wrong, and where."""
         return rendered(self.parts[0], self._language)
 
     @property
     def fix(self) -> str:
-        """Return what to do; empty if the problem says it."""
+        """Return what to do; empty if the problem already says what to do."""
         return rendered(self.parts[1], self._language).lstrip("\n")
 
     @property
@@ -49,22 +52,22 @@ class UserError(Exception):
         return f"{problem}{separator}{fix}"
 
     def at(self, place: str) -> UserError:
-        """Return a `UserError` with a place before the text, such as `arm 'muon': …`."""
+        """Return a `UserError` whose text begins with a place, such as `arm 'muon': …`."""
         problem, fix = self.parts
         return UserError(f"{place}: {problem}", fix)
 
 
 class DivergedError(UserError):
-    """Raised if a run gives values that are not finite, or far too large weights.
+    """Raised if a run's values are not finite, or its weights are far too large.
 
-    A study counts it as diverged, not failed.
+    A study counts such a run as diverged, not as failed.
     """
 
 
 class StoppedError(UserError):
-    """Raised if a signal ended work that has no result yet.
+    """Raised if a signal ended work before it had a result.
 
-    The problem says what is kept, and the fix how to resume.
+    The problem says what is kept, and the fix says how to resume.
     """
 
 
@@ -72,12 +75,12 @@ class DamagedFileError(UserError):
     """Raised if a file is damaged. The message names the file and the command that remakes it."""
 
     reason: str = ""
-    """The damage alone, without the file and the fix."""
+    """The damage, without the file and the fix."""
 
 
 @contextmanager
 def as_user_error(kinds: type[Exception] | tuple[type[Exception], ...], what: str, fix: str = "") -> Iterator[None]:
-    """Turn an error of these kinds into a `UserError`: what failed, why, and what to do."""
+    """Turn errors of these kinds into a `UserError` that says what failed, why, and what to do."""
     try:
         yield
     except kinds as error:

@@ -1,1 +1,1 @@
-"""Observe the types in which a few real steps store and compute, and find where precision is lost."""
+"""Observe in which dtypes a few real steps store and compute, and find where precision is lost."""

@@ -1,4 +1,7 @@
-"""Turn observations into findings, the worst first. Pure functions; every threshold has a name and a reason."""
+"""Turn observations into findings, sorted by severity.
+
+All functions are pure, and every threshold has a name and a reason.
+"""
 
 from __future__ import annotations
 
@@ -14,40 +17,50 @@ from tintype.train.parts import LOSSES
 Severity = Literal["mistake", "note"]
 
 LOST_SHARE = 0.01
-"""Largest share of lost steps, in a group in bf16 or in the whole model in fp32.
+"""Largest accepted share of weight updates that are rounded away, in a bf16 group or in the whole fp32 model.
 
-fp32 loses less than one in a thousand at any sensible learning rate. Only biases whose gradient is rounding itself lose
-more. bf16 to nearest loses a fifth and more (weights of 0.005 at a rate of 1e-4). Any threshold between separates them,
-and one lost step in a hundred changes no result.
+With fp32 weights, fewer than one in a thousand updates are lost at any sensible learning rate. Only biases lose more,
+if their gradient consists of rounding errors. With bf16 weights and rounding to nearest, a fifth or more are lost
+(weights of 0.005, learning rate 1e-4). Any threshold between these shares would separate fp32 from bf16. A loss of one
+update in a hundred changes no result.
 """
 MOMENT_SHARE = 0.25
-"""Largest share of lost changes of moments.
+"""Largest accepted share of moment updates that are rounded away.
 
-bf16 loses changes below 1/256 of a moment. That is a few in a hundred with beta2 = 0.95, where the moment still follows
-its gradient, but most of them with 0.999, where it does not.
+bf16 loses an update below 1/256 of its moment. With beta2 = 0.95 this affects a few updates in a hundred, and the
+moment still follows its gradient. With beta2 = 0.999 it affects most updates, and the moment does not follow its
+gradient.
 """
 AVERAGE_SHARE = 0.5
-"""Largest share of averages in fp32 that differ from their weight and do not move.
+"""Largest accepted share of fp32 averages that differ from their weight and do not move.
 
-A few never move, since the average of a fixed decay stops within 2^-24 / (1 - decay) of a weight. If most do not move,
-the decay is too near one for the type.
+A few averages never move: with a fixed decay, an average stops within 2^-24 / (1 - decay) of its weight. If most
+averages do not move, the decay is too close to 1 for the dtype.
 """
 FEWEST_SMALL_STEPS = 20.0
-"""Minimum expected movement, in last places, for a check of stochastic rounding: then 0.5 is two standard deviations
-from 1.
+"""Minimum expected movement for a check of stochastic rounding, in units of the weight's last place.
+
+At this value, a movement of half the expected size is two standard deviations below the expected size.
 """
 FEWEST_TELLING = 8
-"""Values that are enough to detect rounding upstream: a random number in fp32 is one of bf16 with probability 2^-16."""
-WAVE_ERROR = 1e-2
-"""Largest error of the timesteps' cosines and sines.
+"""Minimum number of values from which earlier rounding to bf16 is detected.
 
-In fp32 the fastest angle, 1000 radians, is right to 6e-5. If timesteps were rounded to bf16, it is wrong by whole
-turns.
+bf16 represents a random fp32 number exactly with a probability of only 2^-16.
+"""
+WAVE_ERROR = 1e-2
+"""Largest accepted error of the timesteps' cosines and sines.
+
+In fp32, the error of the fastest angle (1000 radians) is 6e-5. With timesteps rounded to bf16, this angle is wrong by
+whole turns.
 """
 FP8_SATURATED_SHARE = 1e-3
-"""fp8 is scaled so that the largest value of a tensor is the type's largest. Many values there are clipped ones."""
+"""Largest accepted share of fp8 values at the type's maximum.
+
+A tensor is scaled so that its largest value equals the maximum of fp8. If many values are at the maximum, they were
+clipped.
+"""
 SCALE_TOLERANCE = 0.01
-"""Relative tolerance of the loss scale: sums of micro-batches differ in their last bits only."""
+"""Relative tolerance of the loss scale. Sums over micro-batches differ only in their last bits."""
 
 
 @dataclass(frozen=True)
@@ -57,17 +70,17 @@ class Finding:
     where: tuple[str, ...]
     remedy: str
     share: float | None = None
-    """Fraction of the numbers concerned that are lost, stuck, or bad."""
+    """Fraction of the affected numbers that are lost, do not move, or are not finite."""
     severity: Severity = "mistake"
 
 
 def find(seen: Seen) -> list[Finding]:
-    """Return all findings: mistakes before notes, each in the order of `_CHECKS`, the most harmful first."""
+    """Return all findings. Mistakes come before notes, and within each severity the order is that of `_CHECKS`."""
     return ranked([finding for check in _CHECKS for finding in check(seen)])
 
 
 def ranked(findings: Iterable[Finding]) -> list[Finding]:
-    """Return mistakes before notes."""
+    """Sort findings: mistakes before notes."""
     return sorted(findings, key=lambda finding: finding.severity != "mistake")
 
 
@@ -102,7 +115,7 @@ def _saturated(seen: Seen) -> Iterator[Finding]:
 
 
 def _all_bad(seen: Seen) -> Iterator[tuple[str, Bad]]:
-    """In the order of a step: inputs as they arrived, then gradients, then stored tensors."""
+    """Yield the bad values in the order of a training step. Inputs come first, then gradients, then stored tensors."""
     for one in seen.inputs.values():
         yield f"{one.room} inputs", one.bad
     roles: tuple[Role, ...] = ("gradients", "weights", "moments", "averages", "buffers")
@@ -145,9 +158,9 @@ def _weights(seen: Seen) -> Iterator[Finding]:
 
 
 def rounding_of(group: Group, among: Iterable[Group]) -> str:
-    """Guess how moved weights were rounded into storage: `nearest`, `stochastic` or `kahan`.
+    """Guess from moved weights which rounding their storage uses: `nearest`, `stochastic` or `kahan`.
 
-    A small group has too few small steps to tell; it counts as rounded like all others.
+    A small group has too few small updates for a guess. It gets the rounding of all groups together.
     """
     if group.updates.compensated:
         return "kahan"
@@ -219,7 +232,10 @@ def _moments(seen: Seen) -> Iterator[Finding]:
 
 
 def _rounded_inputs(seen: Seen) -> Iterator[Finding]:
-    """By type, by values that are all of bf16, or by an operation that rounds them on use."""
+    """Find rounded timesteps and RoPE tables.
+
+    The evidence is the input's dtype, values that bf16 represents exactly, or an operation that rounds the input.
+    """
     times = [one for key, one in seen.inputs.items() if key in TIMES]
     rotations = [one for one in seen.inputs.values() if one.argument == ROTATION]
     for island, inputs, words, harm in (
@@ -243,7 +259,7 @@ def _rounded_inputs(seen: Seen) -> Iterator[Finding]:
 
 
 def _island(seen: Seen, island: str, what: str, where: tuple[str, ...], remedy: str) -> Finding:
-    """Return the finding of an island; if the plan itself gives it to bf16, the fix is that setting."""
+    """Return the finding for an island. If the plan sets the island to bf16, the fix is to change that setting."""
     if _is_planned(seen, island):
         what += f" (as the plan says: precision.islands.{island})"
         remedy = f"precision.islands.{island}=fp32"
@@ -255,7 +271,7 @@ def _all_of_bf16(one: Input) -> bool:
 
 
 def _islands(seen: Seen) -> Iterator[Finding]:
-    """Operations between modules. Without an observed type, the plan's type counts."""
+    """Find operations between modules that compute in 16 bits. If no dtype was observed, the plan's dtype counts."""
     names = {"norms": "the statistics of norms", "softmax": "softmax", "modulation": "the modulation"}
     for island, words in names.items():
         rooms = seen.rounded_inside.get(island, [])
@@ -265,12 +281,15 @@ def _islands(seen: Seen) -> Iterator[Finding]:
 
 
 def _is_planned(seen: Seen, island: str) -> bool:
-    """Return whether the plan itself gives the island to bf16."""
+    """Return whether the plan sets the island to bf16."""
     return island in {name for name, kind in seen.precision.islands if kind == "bf16"}
 
 
 def _loss_scale(seen: Seen) -> Iterator[Finding]:
-    """Compare the factor at every step: if several processes report a mean of losses, each step has another ratio."""
+    """Compare the loss scale at every step with the plan.
+
+    If the ratio differs between steps, it is not a loss scale: several processes report a mean of their losses.
+    """
     scales = seen.loss_scales
     if not scales or max(scales) - min(scales) > SCALE_TOLERANCE * abs(scales[0]):
         return
@@ -357,7 +376,7 @@ _CHECKS: tuple[Callable[[Seen], Iterator[Finding]], ...] = (
 
 
 def share_of(tallies: Iterable[Tally]) -> float | None:
-    """The share lost over several tallies together."""
+    """Return the lost share of several tallies together."""
     counted = list(tallies)
     return Tally(sum(tally.due for tally in counted), sum(tally.lost for tally in counted)).share
 
@@ -375,7 +394,7 @@ def _worst_first(groups: Iterable[Group], share: Callable[[Group], float | None]
 
 
 def _rooms(names: Iterable[str]) -> tuple[str, ...]:
-    """Each once, in their order, the blocks as one."""
+    """Return each module once, in order; all blocks count as one module."""
     return tuple(dict.fromkeys(_any_block(name) for name in names))
 
 

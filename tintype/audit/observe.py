@@ -1,7 +1,7 @@
-"""Observes a few real steps of training from outside. Every hook of the audit is set and removed here.
+"""Observe a few real training steps from outside. This module sets and removes every hook of the audit.
 
-Forward hooks see module inputs; they run after the hooks of FSDP. Between modules, torch's functions are intercepted: a
-table that is rounded on use, a softmax in 16 bits, the start of backward.
+Forward hooks record module inputs; they run after the hooks of FSDP. Between modules, torch's functions are
+intercepted. This finds tables that are rounded on use, softmax in 16 bits, and the tensor on which backward is called.
 """
 
 from __future__ import annotations
@@ -31,18 +31,21 @@ from tintype.train.update import StepResult, update
 
 _TIME, _WAVE = ("denoiser", "t_B"), ("denoiser.time_in", "x")
 TIMES = {_TIME, _WAVE, ("denoiser.resolution_embedder", "like_B")}
-"""Arguments that are timesteps, or waves of them."""
+"""Module arguments that are timesteps, or sinusoids of timesteps."""
 ROTATION = "rotation"
-"""The argument of the blocks and of their attention that is the RoPE table."""
+"""Argument name of the RoPE table in the blocks and in their attention."""
 _FOLLOWED = {"t_B": "timestep", "like_B": "timestep", ROTATION: "rope"}
-"""Arguments from which no operation may make a narrow number. A wave may: autocast runs the layer that reads it."""
+"""Arguments that no operation may convert to a narrow dtype.
+
+A timestep's sinusoid may be converted: autocast runs the layer that reads it.
+"""
 _SOFTMAX = {torch.softmax, torch.Tensor.softmax, nn.functional.softmax}
 _RSQRT = {torch.rsqrt, torch.Tensor.rsqrt}
-"""The last operation of the norms' statistics."""
+"""The last operation that computes a norm's statistics."""
 
 
 def observe(parts: Session, state: TrainState, steps: int, on_step: Callable[[int], None] = lambda step: None) -> Seen:
-    """Runs the steps. An error caused by a wrong type ends them, and is part of the observations."""
+    """Run the steps. If a wrong dtype raises an error, the steps end and the observations include the error."""
     plan = parts.plan
     seen = Seen(plan.precision, init_share=plan.ema.init_share(plan.train.steps) if plan.ema else 0.0)
     watch = UpdateWatch(plan.optimizer, state, seen, parts.layout)
@@ -71,7 +74,7 @@ def observe(parts: Session, state: TrainState, steps: int, on_step: Callable[[in
 
 
 def _note_stored(state: TrainState, seen: Seen) -> None:
-    """Types and values of all tensors that stay from step to step."""
+    """Record dtypes and values of all tensors that persist between steps."""
     for name, parameter in state.modules.named_parameters():
         group = group_of(seen, name, parameter)
         group.stores("weights", parameter)
@@ -90,7 +93,9 @@ def _note_stored(state: TrainState, seen: Seen) -> None:
 
 @contextmanager
 def _watching_gradients(state: TrainState, seen: Seen) -> Iterator[None]:
-    """Gradients after backward, before clipping, which spreads a value that is not finite over all others."""
+    """Record gradients between backward and clipping, since clipping would spread a non-finite value over all
+    gradients.
+    """
 
     def check(name: str, parameter: Tensor) -> None:
         if parameter.grad is not None:
@@ -119,7 +124,7 @@ def _watching_modules(parts: Session, seen: Seen) -> Iterator[_Calls]:
 def _arrival(
     path: str, seen: Seen, calls: _Calls, settings: ModelSettings
 ) -> Callable[[nn.Module, tuple[object, ...], dict[str, object]], None]:
-    """Record the floating-point tensors among a module's arguments; a forward hook."""
+    """Record the floating-point tensors among a module's arguments. This function is a forward hook."""
 
     @torch.no_grad()
     def arrives(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
@@ -164,25 +169,29 @@ def _note_rounding(found: Input, tensor: Tensor) -> None:
 
 
 def _wave_error(wave_BF: Tensor, t_B: Tensor, settings: ModelSettings) -> float:
-    """Error of the wave against the timesteps as they arrived, which may be rounded on the way."""
+    """Return the error of a sinusoid, compared with the exact sinusoid of the timesteps.
+
+    The timesteps may already be rounded.
+    """
     exact = sinusoid(t_B.double(), wave_BF.shape[1], settings.time_max_period, settings.time_factor)
     return float((wave_BF.double() - exact).abs().max())
 
 
 class _Calls(TorchFunctionMode):
-    """Intercepts torch's functions during the steps, and records those in the denoiser that round values meant for
-    fp32.
+    """Intercept torch's functions during the steps.
+
+    Record functions in the denoiser that round values meant for fp32.
     """
 
     def __init__(self, seen: Seen) -> None:
         super().__init__()
         self.backward_from = 0.0
-        """The sum of all numbers from which backward started."""
+        """Sum of all numbers on which backward was called."""
         self.t_B: Tensor | None = None
-        """The timesteps of the denoiser's present pass."""
+        """Timesteps of the denoiser's current pass."""
         self._seen = seen
         self.path = ""
-        """The module entered last, within the denoiser."""
+        """The module within the denoiser that was entered last."""
         self._followed: dict[int, tuple[Tensor, str]] = {}
 
     def leave(self) -> None:
@@ -191,7 +200,7 @@ class _Calls(TorchFunctionMode):
         self._followed.clear()
 
     def follow(self, tensor: Tensor, what: str) -> None:
-        """Record from now on each operation that reads this tensor and returns a narrow type."""
+        """From now on, record each operation that reads this tensor and returns a narrow dtype."""
         if type_name(tensor.dtype) not in NARROW:
             self._followed[local(tensor).untyped_storage().data_ptr()] = (tensor, what)
 
@@ -229,7 +238,7 @@ class _Calls(TorchFunctionMode):
 
 
 def _note_loss_scale(parts: Session, result: StepResult, backward_from: float, seen: Seen) -> None:
-    """The number from which backward started, over the sum of the loss parts that the step reports."""
+    """Record the loss scale: the number on which backward was called, divided by the loss that the step reports."""
     weights = {term.name: term.settings.weight_at(result.step - 1) for term in parts.terms_at(result.step - 1)}
     loss = float(result.losses["flow"]) + sum(w * float(result.losses[name]) for name, w in weights.items())
     if math.isfinite(loss) and loss and math.isfinite(backward_from):
@@ -237,6 +246,6 @@ def _note_loss_scale(parts: Session, result: StepResult, backward_from: float, s
 
 
 def _tf32(device: torch.device) -> bool:
-    """Whether matrix products and convolutions in fp32 are rounded to fewer bits internally."""
+    """Return whether fp32 matrix products and convolutions are computed with fewer bits internally (TF32)."""
     convolutions = device.type == "cuda" and torch.backends.cudnn.allow_tf32
     return torch.get_float32_matmul_precision() != "highest" or convolutions

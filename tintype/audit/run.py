@@ -1,4 +1,4 @@
-"""Audit a plan or a run: build it, run a few steps, and return the findings, also as JSON. Nothing is written."""
+"""Audit a plan or a run. Build it, run a few steps, and return the findings, also as JSON. No file is written."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Audit:
     seen: Seen
     findings: list[Finding]
     remarks: tuple[str, ...] = ()
-    """How the steps differed from those of training."""
+    """How the observed steps differed from training steps."""
     run: Path | None = None
     """The folder of the run; None for a plan."""
 
@@ -38,7 +38,7 @@ class Audit:
 
 
 def audit(parts: Session, state: TrainState, steps: int, on_step: Callable[[int], None] = lambda step: None) -> Audit:
-    """Run real steps from a state, which they change, and return the findings."""
+    """Run real steps from a state and return the findings. The steps change the state."""
     with exact_fp32():
         seen = observe(parts, state, steps, on_step)
     found = Audit(seen, _of_all_ranks(find(seen), parts.world))
@@ -48,7 +48,7 @@ def audit(parts: Session, state: TrainState, steps: int, on_step: Callable[[int]
 
 
 def _of_all_ranks(mine: list[Finding], world: World) -> list[Finding]:
-    """Merge the observations of the ranks: the first rank has the shared tensors and its own shard of the rest."""
+    """Merge the observations of all ranks. The first rank has the shared tensors and its own shard of the others."""
     if world.size == 1:
         return mine
     told = [one for some in world.all_gather([asdict(finding) for finding in mine]) for one in some]
@@ -92,7 +92,7 @@ def audit_run(
 
 
 def as_json(audit: Audit) -> dict[str, object]:
-    """All observations, by group and by module, and the findings."""
+    """Return all observations, by group and by module, and the findings."""
     seen = audit.seen
     return {
         "exit_code": audit.exit_code,
@@ -130,10 +130,10 @@ def _bad(bad: Bad) -> dict[str, int]:
 
 
 def _as_watched(plan: Plan, device: str | None) -> tuple[Plan, tuple[str, ...]]:
-    """Return the plan without compilation, and at its full learning rate.
+    """Return the plan without compilation and with its full learning rate.
 
-    Hooks see no modules in a compiled graph. In a warm-up of 1000 steps the first rate is a thousandth of the full one,
-    and at the end of a decay it is zero. The share of lost steps there is not typical of training.
+    Hooks see no modules in a compiled graph. During warm-up or at the end of a decay, the learning rate is much lower
+    than the full one. The share of lost updates would then not be typical of training.
     """
     remarks = ["at the full learning rate: without warm-up and decay"]
     if plan.run.distribution.kind == "fsdp" and current().size > 1:

@@ -1,4 +1,4 @@
-"""Observations of an audit as plain data; findings are made from these alone."""
+"""Observations of an audit as plain data. Findings depend on these observations alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TYPE_NAMES = {
     torch.float8_e5m2: "fp8-e5m2",
 }
 NARROW = frozenset({"bf16", "fp16", "fp8-e4m3", "fp8-e5m2"})
-"""Types with 11 bits or fewer for a number; fp32 has 24."""
+"""Dtypes with a significand of at most 11 bits; fp32 has 24."""
 
 _KINDS = ("matrices", "gains", "biases", "buffers")
 Role = Literal["weights", "gradients", "moments", "averages", "buffers", "inputs", "fp8 operands"]
@@ -31,14 +31,14 @@ def type_name(dtype: torch.dtype) -> str:
 
 
 def room_of(name: str) -> str:
-    """The part of the model to which a parameter, buffer or module belongs."""
+    """Return the part of the model that owns a parameter, buffer or module."""
     parts = name.split(".")
     return ".".join(parts[:2]) if parts[0] == "denoiser" else parts[0]
 
 
 @dataclass
 class Tally:
-    """Numbers that should have moved, and those that did not."""
+    """Count of the numbers that should have moved, and of the numbers that did not."""
 
     due: int = 0
     lost: int = 0
@@ -54,32 +54,34 @@ class Tally:
 
 @dataclass
 class Updates(Tally):
-    """Updates of weights. `lost` ones did not move although the step in float64 is not zero.
+    """Updates of weights.
 
-    The other fields are about steps too small for rounding to nearest, in units of the number's last place: the
-    expected movement in sum, and the actual one. Rounding to nearest does not move; stochastic rounding moves as
-    expected, on average.
+    `lost` counts weights that did not move although the float64 step is not zero.
+
+    The other fields cover steps that are too small for rounding to nearest. They hold the sums of the expected and the
+    actual movement, in units of the weight's last place. With rounding to nearest the actual movement is zero; with
+    stochastic rounding it equals the expected movement on average.
     """
 
     small_wanted: float = 0.0
     small_gone: float = 0.0
     along: float = 0.0
-    """Sum of (actual movement) × (step in float64), from which the cosine is computed."""
+    """Sum of (actual movement) × (float64 step). The cosine is computed from this sum."""
     gone_squared: float = 0.0
     wanted_squared: float = 0.0
     compensated: bool = False
-    """Whether the rounding error is stored beside the weight, which then counts as moved."""
+    """Whether the rounding error is stored in a separate tensor. Such a weight counts as moved."""
 
     @property
     def cosine(self) -> float | None:
-        """Between the actual movement of the weights in one step and the step in float64."""
+        """Return the cosine between the actual movement of the weights in one step and the float64 step."""
         size = (self.gone_squared * self.wanted_squared) ** 0.5
         return self.along / size if size else None
 
 
 @dataclass
 class Bad:
-    """Values that are not finite, or equal the largest number of their type."""
+    """Values that are not finite, or that equal the largest number of their dtype."""
 
     numbers: int = 0
     non_finite: int = 0
@@ -110,7 +112,7 @@ class Group:
     bad: dict[Role, Bad] = field(default_factory=dict)
 
     def narrow(self, role: Role) -> bool:
-        """Return whether tensors of this role are in a type of few bits."""
+        """Return whether tensors of this role have a narrow dtype."""
         return bool(self.types.get(role, set()) & NARROW)
 
     def saw(self, role: Role, tensor: Tensor) -> None:
@@ -120,25 +122,28 @@ class Group:
         self.bad.setdefault(role, Bad()).add(tensor)
 
     def stores(self, role: Role, tensor: Tensor) -> None:
-        """Record the type and the values of a tensor that stays from step to step."""
+        """Record the dtype and the values of a tensor that persists between steps."""
         self.saw(role, tensor)
         self.check(role, tensor)
 
 
 @dataclass
 class Input:
-    """An argument of a module on arrival: after the casts of FSDP, before those of autocast inside."""
+    """An argument as the module gets it: after the casts of FSDP, and before the casts of autocast inside the module."""
 
     module: str
     argument: str
     types: set[str] = field(default_factory=set)
     bad: Bad = field(default_factory=Bad)
     telling: int = 0
-    """Values checked for rounding, except 0 and ±1, which every type has."""
+    """Number of values that are checked for rounding.
+
+    0 and ±1 are left out, since every dtype represents them exactly.
+    """
     telling_in_bf16: int = 0
-    """Number of them that bf16 represents exactly."""
+    """Number of the checked values that bf16 represents exactly."""
     off: float = 0.0
-    """Largest error of the timesteps' sinusoid, against the timesteps that the denoiser got."""
+    """Largest error of the timesteps' sinusoid, compared with the timesteps that the denoiser got."""
 
     @property
     def room(self) -> str:
@@ -148,17 +153,19 @@ class Input:
 @dataclass
 class Seen:
     precision: PrecisionSettings
-    """The plan's section."""
+    """The plan's section `precision`."""
     groups: dict[tuple[str, str], Group] = field(default_factory=dict)
     inputs: dict[tuple[str, str], Input] = field(default_factory=dict)
     rounded_inside: dict[str, list[str]] = field(default_factory=dict)
-    """`timestep`, `rope`, `norms` or `softmax`: the rooms in which an operation converted it to a narrow type."""
+    """For `timestep`, `rope`, `norms` and `softmax`: the parts of the model in which an operation rounded it to a
+    narrow dtype.
+    """
     operands: dict[str, Bad] = field(default_factory=dict)
-    """By room: inputs of matrix products in fp8."""
+    """Inputs of fp8 matrix products, by part of the model."""
     loss_scales: list[float] = field(default_factory=list)
-    """For each step: the loss that `backward` was called on, divided by the loss that the step reports."""
+    """Loss scale of each step: the loss on which `backward` was called, divided by the loss that the step reports."""
     init_share: float = 0.0
-    """Share of the initial weights in the weight average at the end of training."""
+    """Share of the initial weights in the weight average after training."""
     steps: int = 0
     skipped_steps: int = 0
     tf32: bool = False
@@ -176,7 +183,7 @@ class Seen:
 
     @property
     def in_order(self) -> list[Group]:
-        """The groups in the model's order."""
+        """Return the groups in the model's order."""
         rooms = list(dict.fromkeys(group.room for group in self.groups.values()))
         return sorted(self.groups.values(), key=lambda g: (rooms.index(g.room), _KINDS.index(g.kind)))
 

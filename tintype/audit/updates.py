@@ -1,7 +1,7 @@
-"""How much of each step reaches the stored weights, moments and averages.
+"""Measure how much of each step reaches the stored weights, moments and averages.
 
-The optimizer's step is repeated on copies in float64 that start from the same weights, gradients and moments. A number
-that moves there but not in storage was rounded away.
+The audit repeats the optimizer's step in float64 on copies of the same weights, gradients and moments. A number that
+moves in float64 but not in storage was rounded away.
 """
 
 from __future__ import annotations
@@ -20,17 +20,20 @@ from tintype.runtime.layout import Layout, local
 from tintype.train.state import TrainState, build_optimizer
 
 _COUNT = "step"
-"""The slot that counts steps; all others are moments, or rounding errors."""
+"""Optimizer slot that counts steps. All other slots are moments or rounding errors."""
 
 
 def group_of(seen: Seen, name: str, tensor: Tensor) -> Group:
-    """Return the group of a tensor: matrices, gains of norms (initially one) and biases lose differently."""
+    """Return the group of a tensor.
+
+    Matrices, biases and gains of norms (initially one) differ in their share of lost updates.
+    """
     kind = "matrices" if tensor.ndim > 1 else "biases" if name.endswith("bias") else "gains"
     return seen.group(room_of(name), kind)
 
 
 class UpdateWatch:
-    """Observe each step of the optimizer; the averages are updated after it."""
+    """Observe each optimizer step, and the update of the averages after it."""
 
     def __init__(self, settings: OptimizerPart, state: TrainState, seen: Seen, layout: Layout) -> None:
         self._settings, self._state, self._seen, self._layout = settings, state, seen, layout
@@ -72,11 +75,11 @@ class UpdateWatch:
                 group.moments.add(exact & asked, exact & asked & (local(slots[slot]) == before))
 
     def averages(self) -> dict[str, Tensor]:
-        """Return a copy of the averages, before an update."""
+        """Return a copy of the averages before an update."""
         return {name: local(tensor).clone() for name, tensor in averages_of(self._state).items()}
 
     def count_averages(self, before: Mapping[str, Tensor]) -> None:
-        """Compare the averages after an update with those before, and with the weights that they follow."""
+        """Compare the averages after an update with the averages before it and with their weights."""
         for name, average in averages_of(self._state).items():
             weight = self._named[parameter_name(name)]
             apart = before[name].double() != local(weight).double()
@@ -85,19 +88,19 @@ class UpdateWatch:
 
 
 def averages_of(state: TrainState) -> dict[str, Tensor]:
-    """Return the averages of parameters among the tensors of a weight average."""
+    """Return those tensors of a weight average that average a parameter."""
     names = {name for name, _ in state.modules.named_parameters()}
     stored = state.ema.tensors() if state.ema else {}
     return {name: tensor for name, tensor in stored.items() if parameter_name(name) in names}
 
 
 def parameter_name(name: str) -> str:
-    """Return the parameter's name without the length of its average: `0.05/denoiser…`."""
+    """Return the parameter's name without the length of its average, which is `0.05` in `0.05/denoiser…`."""
     return name.rpartition("/")[2]
 
 
 class _Shadow:
-    """The same step from the same state, in float64."""
+    """The same optimizer step from the same state, computed in float64."""
 
     def __init__(
         self,
@@ -133,7 +136,7 @@ class _Shadow:
 
 
 def _opened(weight: Tensor, slots: Mapping[str, Tensor]) -> Tensor:
-    """Return the weight that the optimizer computes with: the stored weight plus its rounding error, in fp32."""
+    """Return the weight that the optimizer uses: the stored weight plus its rounding error, in fp32."""
     weight = weight.detach()
     if COMPENSATION in slots:
         weight = weight.float() + slots[COMPENSATION].float()
@@ -151,7 +154,10 @@ def _moments(slots: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def count_updates(
     updates: Updates, dtype: torch.dtype, start: Tensor, wanted: Tensor, gone: Tensor, asked: Tensor
 ) -> None:
-    """Count lost updates. All tensors are float64 except `asked`, which is True if there is a gradient."""
+    """Count lost updates.
+
+    All tensors are float64, except the boolean `asked`, which says whether there is a gradient.
+    """
     due = asked & (wanted != 0)
     updates.add(due, due & (gone == 0))
     small = due & ((start + wanted).to(dtype).double() == start)

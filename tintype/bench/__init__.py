@@ -1,1 +1,1 @@
-"""Measure speed: training, sampling, rendering, and reading data."""
+"""Measure the speed of training, sampling, rendering and reading data."""

@@ -24,8 +24,8 @@ class Step:
 class StepClock(Clock):
     """Measure the seconds of each step and of its parts.
 
-    On a GPU the marks are events in the GPU's queue, so that measuring does not block. The time between the two marks
-    around `data` is the GPU's wait for data.
+    On a GPU, the marks are CUDA events in the GPU's queue, so measuring does not block. The time between the two marks
+    around `data` is the time that the GPU waits for data.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -1,7 +1,8 @@
-"""`tintype bench --data` and `tintype bench --import`: the speed of decoding a store's images, and of importing images.
+"""Implement `tintype bench --data` and `tintype bench --import`.
 
-The first also measures how long training waits for images. Nothing is cached on the device, even for a small store, so
-that each step costs as much as with a large store.
+`--data` measures how fast a store's images are decoded, and how long training waits for images. No images are cached on
+the device, so a step with a small store costs as much as one with a large store. `--import` measures how fast images
+are imported.
 """
 
 from __future__ import annotations
@@ -38,19 +39,19 @@ _WARM_UP_STEPS = 3
 
 @dataclass(frozen=True)
 class Loading:
-    """Decoding, fitting and batching with this many threads or processes, without other work."""
+    """Speed of decoding, fitting and batching with this many threads or processes, without any other work."""
 
     threads: int
     processes: bool
     images_per_s: float
     cpu_ms_per_image: float
-    """CPU time over all threads, which other programs on the machine do not change."""
+    """CPU time over all threads. Other programs on the machine do not change it."""
     images_per_s_per_core: float
 
 
 @dataclass(frozen=True)
 class DataSpeeds:
-    """The reading speed of a store, alone and in training."""
+    """The speed of reading a store, alone and during training."""
 
     environment: dict[str, Json]
     plan: str
@@ -72,7 +73,7 @@ class ImportSpeed:
 
 @exact_fp32()
 def measure_data(plan: Plan, steps: int, on_part: OnPart = lambda part, done, total: None) -> DataSpeeds:
-    """Measure the loader alone, with one thread and with all; then training on it."""
+    """Measure the loader alone, with one thread and with all threads. Then measure training on the store."""
     if not isinstance(plan.data, StoreSettings):
         raise UserError(
             f"{option('data')} measures decoding, but data of the kind '{plan.data.kind}' is not a store",

@@ -1,7 +1,8 @@
-"""Expected seconds of a study's runs on this machine, from a few steps and a few samples of its baseline.
+"""Estimate the seconds of a study's runs on this machine, from a few steps and a few samples of its baseline.
 
-Training is measured on the baseline; an arm takes longer in proportion to its operations. Scoring counts the steps of
-the sampler and the features of the scene encoder. Other encoders and the start of workers are not counted.
+Training is measured on the baseline. An arm's time is this time, scaled by the arm's number of operations. The time of
+scoring includes the sampler's steps and the scene encoder's features. It does not include other encoders or the start
+of workers.
 """
 
 from __future__ import annotations
@@ -35,29 +36,29 @@ from tintype.train.state import new_state
 from tintype.vision.scene_encoder import scene_features
 
 _MOST_STEPS, _MOST_S = 20, 3.0
-"""Number of timed steps, and seconds after which no further step starts."""
+"""Maximum number of timed steps, and seconds after which no further step starts."""
 _SAMPLER_STEPS = 2
 _FORWARD_SHARE = 3
-"""Cost of a training step in forward passes: one forward, and a backward of twice that."""
+"""Cost of a training step, in forward passes. The backward pass costs two forward passes."""
 _ANY_GPU = "h200"
-"""Operations are counted for this kind of GPU; they do not depend on it."""
+"""Kind of GPU with which operations are counted. The counts do not depend on the kind."""
 
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds on this machine, measured on a plan."""
+    """Measured seconds of a plan on this machine."""
 
     step_s: float
-    """A step of training."""
+    """Seconds of a training step."""
     sample_s: float
-    """A step of the sampler for one image."""
+    """Seconds of a sampler step for one image."""
     feature_s: float
-    """The scene encoder's time for one image; 0 if the data are not scenes."""
+    """The scene encoder's seconds for one image; 0 if the data are not scenes."""
     steps: int
     samples: int
 
     def scoring_s(self, protocol: Protocol) -> float:
-        """Return the seconds of an evaluation: sampling, reading and the features of the distances."""
+        """Return the seconds of an evaluation: sampling, reading, and computing features for the distances."""
         total = 0.0
         for one in protocol.conditions:
             prompts = one.prompt_file.prompts if one.prompt_file is not None else ()
@@ -69,7 +70,10 @@ class Pace:
 
 
 def measure_pace(plan: Plan, sampler: SamplerSettings) -> Pace:
-    """Make a few steps and samples of a plan as its runs do. The first of each is not timed."""
+    """Time a few steps and samples of a plan, made as its runs make them.
+
+    The first step and the first sample are not timed.
+    """
     plan = plan_from_document(Document("the baseline", plain(plan)), ["run.latents=none"])
     with cpu_threads(plan.run.device, plan.run.threads), deterministic_steps(plan, current()):
         parts = build_session(plan)
@@ -87,7 +91,7 @@ def measure_pace(plan: Plan, sampler: SamplerSettings) -> Pace:
 
 
 def _steps(parts: Session) -> tuple[float, int]:
-    """Return the usual seconds of a step, and the number of timed steps."""
+    """Return the median seconds of a step, and the number of timed steps."""
     state, clock = new_state(parts), Clock(parts.device)
     batch = parts.plan.train.batch
     ids = parts.order.ids(0, (1 + _MOST_STEPS) * batch)
@@ -104,7 +108,7 @@ def _steps(parts: Session) -> tuple[float, int]:
 
 
 def _samples(parts: Session, sampler: SamplerSettings) -> tuple[torch.Tensor, float]:
-    """Return a batch of images, and the seconds of one step of the sampler for one of them."""
+    """Return a batch of images, and the seconds of a sampler step for one image."""
     captions = some_captions(parts, min(sampler.batch, parts.plan.train.batch))
     short = sampler.model_copy(update={"steps": _SAMPLER_STEPS})
     made: list[torch.Tensor] = []
@@ -124,10 +128,10 @@ def _second_call_s(work: Callable[[], object]) -> float:
 
 
 def expected_seconds(study: Study, counted: Mapping[str, PlanCost] = MappingProxyType({})) -> Measured | str:
-    """Return the seconds of a study's runs on this machine's CPU, or why they are unknown.
+    """Return the seconds of a study's runs on this machine's CPU, or the reason why they are unknown.
 
-    A study for a GPU, or with networks to load first, gets a lower bound without running anything. `counted` has the
-    costs of arms that are known already.
+    If a study needs a GPU, or must load networks first, nothing is measured and the result is a lower bound. `counted`
+    has the costs of arms that are already known.
     """
     baseline = study.arms[0].plans[0]
     if not is_for_cpu(baseline):
@@ -150,7 +154,7 @@ def expected_seconds(study: Study, counted: Mapping[str, PlanCost] = MappingProx
 
 
 def _bound(study: Study, costs: Mapping[str, PlanCost | None], baseline: PlanCost) -> Measured:
-    """Return the seconds of all operations at the speed of matrix products, which no run reaches."""
+    """Return a lower bound: the seconds of all operations at the peak speed of matrix products."""
     plan = study.arms[0].plans[0]
     with cpu_threads(plan.run.device, plan.run.threads):
         rate = matmul_flop_per_s(torch.device("cpu"), torch.float32)
@@ -162,7 +166,7 @@ def _bound(study: Study, costs: Mapping[str, PlanCost | None], baseline: PlanCos
 
 
 def _by_arm(study: Study, pace: Pace, step_s: Mapping[str, float]) -> dict[str, float]:
-    """Return the seconds of a run of each arm: training, and scoring at its end and along the way."""
+    """Return the seconds of a run of each arm: training, and scoring during and after training."""
     found = {}
     for arm in study.arms:
         plan = arm.plans[0]

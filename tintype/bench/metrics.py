@@ -1,4 +1,4 @@
-"""`tintype bench --metrics`: seconds of each metric on features of several sizes."""
+"""Implement `tintype bench --metrics`: measure the seconds of each metric on features of several sizes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ IMAGES, SIZES = 10_000, (768, 1024, 2048)
 
 
 def measure_metrics(device: torch.device, on_part: OnPart) -> dict[str, dict[str, float]]:
-    """Return the seconds of each metric at each size of a feature vector."""
+    """Return the seconds of each metric, for each size of the feature vector."""
 
     def at(size: int, before: int) -> dict[str, float]:
         return time_feature_metrics(
@@ -29,8 +29,9 @@ def time_feature_metrics(
 ) -> dict[str, float]:
     """Return the seconds of each metric with its error, on n fake and n real images of f features.
 
-    The metrics are timed one after another on one pair, as in an evaluation. Shared work counts for `reference` if it
-    depends on the real images alone, and otherwise for the first metric that needs it.
+    The metrics are timed one after another on the same pair of image sets, as in an evaluation. Shared work that
+    depends only on the real images is timed as `reference`. Other shared work is timed with the first metric that needs
+    it.
     """
     total = 1 + len(FEATURE_METRICS)
     on_part(f"reference, {f} features", 0, total)
@@ -53,7 +54,7 @@ def time_feature_metrics(
 
 
 def _features(count: int, size: int, device: torch.device, seed: int) -> Tensor:
-    """Return Gaussian features whose variances decay as those of real encoders do."""
+    """Return Gaussian features whose variances decay like those of real encoders."""
     generator = torch.Generator().manual_seed(seed)
     scale_F = torch.arange(1, size + 1) ** -0.5
     return (torch.randn(count, size, generator=generator) * scale_F).to(device)

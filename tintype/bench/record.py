@@ -1,7 +1,8 @@
-"""`tintype bench --out` and `--against`: store figures in a file, and check later that they are still reached.
+"""Implement `tintype bench --out` and `--against`: store figures in a file, and check later whether they are still
+reached.
 
-A figure is a rate or a ratio: higher is faster. If a bench measures a ratio in one run, the ratio is the figure, since
-machines of one kind differ in speed.
+A figure is a rate or a ratio, and higher is faster. If a bench measures a ratio within one run, the figure is the
+ratio, since machines of one kind differ in speed.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ from tintype.runtime.identity import check_same
 from tintype.wording import option
 
 AnyResult = Speeds | Comparison | StudySpeeds | DataSpeeds | ImportSpeed | dict[str, dict[str, float]]
-"""Results of all kinds of benches. The last is the seconds of the metrics."""
+"""Results of all kinds of benches. The dictionary has the seconds of the metrics."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """The part of a bench's JSON that comparisons use."""
+    """The part of a bench's JSON that is used in comparisons."""
 
     environment: dict[str, Json]
     work: dict[str, Json]
-    """Kind of bench, plan and all other settings that must be equal for a comparison."""
+    """Kind of bench, plan, and all other settings that must be equal in a comparison."""
     figures: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]]
     command: str = ""
 
 
 @dataclass(frozen=True)
 class Change:
-    """One figure, as recorded and measured again. None if it is missing."""
+    """The recorded and the new value of one figure; None for a missing value."""
 
     name: str
     recorded: float | None
@@ -50,22 +51,22 @@ class Change:
         return self.now / self.recorded if self.now and self.recorded else None
 
     def is_slower(self, tolerance: float) -> bool:
-        """Return whether the figure is lower by more than the tolerance, or if it was recorded and is missing now."""
+        """Return whether the figure fell by more than the tolerance, or was recorded and is missing now."""
         return self.recorded is not None and (self.ratio or 0.0) < 1 - tolerance
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """A measurement of a bench, and the figures that it was compared with."""
+    """A bench's measurement, and the recorded figures with which it was compared."""
 
     result: AnyResult
     work: dict[str, Json]
-    """Kind of bench, plan and whatever else must be equal for figures to be comparable."""
+    """Kind of bench, plan, and all other settings that must be equal in a comparison."""
     command: str = ""
-    """The command line that it was measured by; empty for a call in Python."""
+    """The command line of the measurement; empty for a call in Python."""
     recorded: Record | None = None
     tolerance: float = 0.0
-    """How much slower than recorded a figure may be, as a share."""
+    """Accepted slowdown of a figure, as a share of the recorded figure."""
 
     @property
     def figures(self) -> dict[str, float]:
@@ -73,7 +74,7 @@ class Measurement:
 
     @property
     def content(self) -> dict[str, Any]:
-        """Return all numbers as plain data, with the figures where there are any."""
+        """Return all numbers as plain data, and the figures if there are any."""
         content = self.result if isinstance(self.result, dict) else asdict(self.result)
         if not self.figures:
             return content
@@ -81,12 +82,12 @@ class Measurement:
 
     @property
     def changes(self) -> list[Change]:
-        """Return the figures beside the recorded ones; none where nothing was compared."""
+        """Return each figure with its recorded value; empty if nothing was compared."""
         return [] if self.recorded is None else changes(self.recorded, self.figures)
 
     @property
     def exit_code(self) -> int:
-        """1 where a figure is slower than recorded."""
+        """1 if a figure is slower than recorded."""
         return int(bool(slower(self.changes, self.tolerance)))
 
 
@@ -102,7 +103,7 @@ def read_record(path: Path) -> Record:
 
 
 def refuse_other_work(path: Path, recorded: Record, device: Json, work: dict[str, Json]) -> None:
-    """Raise if the figures are of another kind of device, or of other work."""
+    """Raise if the figures were recorded on another kind of device or for other work."""
     there = {"device": recorded.environment.get("device"), **recorded.work}
     here = {"device": device, **work}
     remedy = f"it was made by `{recorded.command or 'tintype bench … --out FILE'}`"
@@ -112,7 +113,7 @@ def refuse_other_work(path: Path, recorded: Record, device: Json, work: dict[str
 
 
 def changes(recorded: Record, figures: dict[str, float]) -> list[Change]:
-    """Return the recorded figures beside the present ones, then the figures that were not recorded."""
+    """Return the recorded figures with their new values, then the figures that were not recorded."""
     names = dict.fromkeys([*recorded.figures, *figures])
     return [Change(name, recorded.figures.get(name), figures.get(name)) for name in names]
 
@@ -123,9 +124,9 @@ def slower(found: Sequence[Change], tolerance: float) -> list[str]:
 
 
 def figures_of(result: AnyResult) -> dict[str, float]:
-    """Return the figures to compare; none of decoding, imports and metrics.
+    """Return the figures to compare. Benches of decoding, imports and metrics have none.
 
-    For training they are the speed of the plan itself, and the ratios of the techniques to it.
+    A training bench has the speed of the plan itself, and the ratio of each technique's speed to it.
     """
     if isinstance(result, StudySpeeds):
         warm = result.warm_runs_per_hour

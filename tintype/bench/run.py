@@ -1,8 +1,8 @@
-"""`tintype bench`: images per second of training, sampling and rendering, measured in one process.
+"""Implement `tintype bench`: measure the images per second of training, sampling and rendering in one process.
 
-`compare` measures training alone: the plan without and with each technique, at several numbers of image tokens and
-batch sizes. Compare ratios, not speeds: they carry over to other machines better. An optimizer that multiplies matrices
-is compared with the least time that its products need.
+`compare` measures only training. It measures the plan alone and with each technique, at several numbers of image tokens
+and batch sizes. Compare ratios, not speeds, since ratios differ less between machines. If an optimizer multiplies
+matrices, its time is compared with the minimum time of these products.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ DENSE, AGAIN = "dense", "dense again"
 
 
 OnPart = Callable[[str, int, int], None]
-"""Progress passed to the callback: the part that is measured next, the number of finished parts, and of all.
+"""Progress passed to the callback: the next part, the number of finished parts, and the total number of parts.
 
-After the last one the name is empty.
+After the last part, the name is empty.
 """
 
 
@@ -113,8 +113,9 @@ def measure(plan: Plan, steps: int, on_part: OnPart = lambda part, done, total: 
 
 
 def update(parts: Session, state: TrainState, clock: Clock) -> None:
-    """Take a step as training does. If `run.deterministic` is set and an operation has no deterministic form, record
-    it.
+    """Take a training step.
+
+    If `run.deterministic` is set and an operation has no deterministic implementation, record the operation.
     """
 
     def note_inexact(operation: str) -> None:
@@ -124,7 +125,7 @@ def update(parts: Session, state: TrainState, clock: Clock) -> None:
 
 
 def some_captions(parts: Session, count: int) -> list[str]:
-    """Return captions of the data as training reads them, repeated if there are too few."""
+    """Return captions of the data, as training reads them. Repeat captions if there are too few."""
     records = parts.source.records([index % len(parts.source) for index in range(count)])
     settings = parts.plan.captions.model_copy(update={"dropout": 0.0})
     draws = Draws(parts.plan.seed, torch.arange(count))
@@ -141,7 +142,7 @@ def _render_rate(style: Style, device: torch.device) -> float:
 
 
 def _seconds(work: Callable[[], object], device: torch.device) -> float:
-    """Return the time of the second call."""
+    """Call the function twice, and return the seconds of the second call."""
     work()
     began = synchronized_s(device)
     work()
@@ -150,49 +151,58 @@ def _seconds(work: Callable[[], object], device: torch.device) -> float:
 
 @dataclass(frozen=True)
 class Row:
-    """The training speed of one plan. The fields after `tuned` are None if it did not run; `failed` says why."""
+    """The training speed of one plan.
+
+    If the plan did not run, the fields after `tuned` are None and `failed` gives the reason.
+    """
 
     tokens: int
-    """Image tokens of a sample."""
+    """Number of image tokens per sample."""
     size_px: int
     batch: int
     technique: str
     tuned: bool = False
-    """Whether the plan trains its tokenizer; the tokenizer's time then includes its training."""
+    """Whether the plan trains its tokenizer. The tokenizer's time then includes the tokenizer's training."""
     images_per_s: float | None = None
-    """From the median of the timed steps, without the wait for data."""
+    """Images per second, computed from the median of the timed steps, without the wait for data."""
     slowest_images_per_s: float | None = None
     fastest_images_per_s: float | None = None
     times_dense: float | None = None
-    """Ratio of its images per second to those of the unchanged plan, at the same number of tokens and batch size."""
+    """Speed relative to the unchanged plan at the same number of tokens and batch size."""
     time_split: dict[str, float] | None = None
-    """Fractions of the whole steps, the wait for data included."""
+    """Fractions of the whole step time, which includes the wait for data."""
     data_share: float | None = None
     """Fraction of step time stalled on data."""
     step_s: float | None = None
-    """Median, without the wait for data."""
+    """Median seconds of a step, without the wait for data."""
     optimizer_s: float | None = None
-    """Median of a step's optimizer time, with clipping and the weight average."""
+    """Median optimizer seconds per step, including clipping and the weight average."""
     optimizer_share: float | None = None
     """Fraction of `step_s`."""
     tokenizer_s: float | None = None
-    """Median of a step's encoding of pixels to latents; for a trained tokenizer, of all its training."""
+    """Median seconds per step in which pixels are encoded to latents.
+
+    If the tokenizer is trained, its training is included.
+    """
     tokenizer_share: float | None = None
     """Fraction of `step_s`."""
     newton_schulz_tflop: float | None = None
-    """Matrix products of the optimizer in a step; None, as the next three, for optimizers without any."""
+    """Matrix products of the optimizer per step.
+
+    For an optimizer without matrix products, this field and the next three are None.
+    """
     ceiling_tflop_per_s: float | None = None
-    """Rate of one large matrix product in the same type, the best of several, right after the timed steps."""
+    """Best measured rate of one large matrix product in the same dtype, taken right after the timed steps."""
     floor_s: float | None = None
-    """The least time that the products need: at the ceiling."""
+    """Minimum seconds of the matrix products: their number of operations divided by the ceiling rate."""
     times_floor: float | None = None
-    """The whole optimizer over the floor."""
+    """Seconds of the whole optimizer divided by `floor_s`."""
     peak_gib: float | None = None
-    """Most GPU memory in use in the timed steps; None on a CPU."""
+    """Peak GPU memory in use during the timed steps; None on a CPU."""
     graphs: int | None = None
-    """Graphs compiled before the timed steps."""
+    """Number of graphs compiled before the timed steps."""
     recompiled: int | None = None
-    """Graphs compiled in the timed steps: if there are any, do not trust the speed."""
+    """Number of graphs compiled during the timed steps. If it is not 0, do not trust the speed."""
     graph_breaks: int | None = None
     """Number of the compiler's graph breaks."""
     failed: str | None = None
@@ -226,10 +236,11 @@ def compare(
     on_row: OnPart = lambda part, done, total: None,
     on_measured: Callable[[Comparison], None] = lambda so_far: None,
 ) -> Comparison:
-    """Measure the training speed of the plan, and with each technique, at each number of image tokens and each batch.
+    """Measure the training speed of the plan, alone and with each technique, at each number of image tokens and each
+    batch size.
 
-    With techniques the plan itself is measured first and last: its second ratio shows how far to trust the others.
-    `on_measured` gets the rows so far after each one.
+    With techniques, the plan alone is measured first and last. If its two speeds differ, the ratios of the techniques
+    are uncertain by as much. `on_measured` gets all rows so far after each new row.
     """
     refuse_stages(plan)
     _refuse_twice("technique", techniques)
@@ -263,10 +274,10 @@ def compare(
 
 
 def at_size(plan: Plan, tokens: int, batch: int | None = None) -> Plan:
-    """Return the plan with images of `tokens` tokens, and no more tokens in a micro-batch than before.
+    """Return the plan with images of `tokens` tokens, and at most as many tokens per micro-batch as before.
 
-    A step is one micro-batch, or as many as make up the `batch`. The data has one batch of images, all rendered in the
-    first step, since the speed of the data is not measured here.
+    A step has one micro-batch, or as many as the given `batch` needs. The data has one batch of images, all rendered in
+    the first step, since this bench does not measure the speed of the data.
     """
     size_px = plan.data.size_px if tokens == _tokens(plan) else _size_px(plan, tokens)
     most = max(1, plan.train.batch // plan.train.accumulate * _tokens(plan) // tokens)
@@ -283,8 +294,9 @@ def _tokens(plan: Plan) -> int:
 
 
 def _size_px(plan: Plan, tokens: int) -> int:
-    """Return the image size that gives `tokens` tokens. Raise for impossible numbers, and name the nearest possible
-    one.
+    """Return the image size that has `tokens` tokens.
+
+    If no size has this number, raise an error that names the nearest possible number.
     """
     unit = plan.tokenizer.compression.stride_px * plan.model.patch
     lowest, highest = (next(getattr(rule, key) for rule in _SIZE_RULES if hasattr(rule, key)) for key in ("ge", "le"))
@@ -301,7 +313,7 @@ def _size_px(plan: Plan, tokens: int) -> int:
 
 
 def refuse_stages(plan: Plan) -> None:
-    """Raise for a plan with resolution stages: only the first steps would be measured."""
+    """Raise for a plan with resolution stages, since only steps of the first stage would be measured."""
     if plan.train.stages:
         raise UserError(
             "train.stages: steps on images of several sizes do not have one speed",
@@ -342,7 +354,7 @@ def _timed(row: Row, plan: Plan, steps: int) -> Row:
 
 
 def with_speeds(row: Row, timed: Sequence[Step]) -> Row:
-    """Fill in the fields that follow from the times of the steps alone."""
+    """Fill in the fields that are computed from step times alone."""
     total_s = sum(step.whole_s for step in timed)
     steps_s = [step.whole_s - step.parts_s["data"] for step in timed]
     step_s = median(steps_s)
@@ -364,7 +376,10 @@ def with_speeds(row: Row, timed: Sequence[Step]) -> Row:
 
 
 def _with_floor(row: Row, parts: Session) -> Row:
-    """Compare the optimizer's time with the least time for its matrix products, if it has any."""
+    """Compare the optimizer's time with the minimum time of its matrix products.
+
+    Do nothing for an optimizer without such products.
+    """
     products = parts.plan.optimizer.matrix_products(dict(parts.modules.named_parameters()))
     if products is None or row.optimizer_s is None:
         return row
@@ -382,7 +397,7 @@ def _with_floor(row: Row, parts: Session) -> Row:
 def matmul_flop_per_s(device: torch.device, dtype: torch.dtype) -> float:
     """Return the rate of the fastest of several large square matrix products.
 
-    Their numbers are random: zeros are faster, since they need less power.
+    The matrices are random. Products of zeros are faster, since they need less power.
     """
     side = 8192 if device.type == "cuda" else 512
     generator = torch.Generator(device).manual_seed(0)
@@ -396,7 +411,7 @@ def matmul_flop_per_s(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def _warm_up(parts: Session, state: TrainState, clock: Clock) -> None:
-    """Run steps until one has compiled nothing."""
+    """Run steps until a step compiles nothing."""
     for step in range(1, _MOST_WARM_UP_STEPS + 1):
         before = _compiled()
         _first_step(parts, state, clock)
@@ -405,20 +420,20 @@ def _warm_up(parts: Session, state: TrainState, clock: Clock) -> None:
 
 
 def _first_step(parts: Session, state: TrainState, clock: Clock) -> None:
-    """Run the plan's first step each time, so that no schedule ends during the measurement."""
+    """Run the plan's first step repeatedly, so that no schedule ends during the measurement."""
     state.step = 0
     update(parts, state, clock)
 
 
 def _compiled() -> tuple[int, int]:
-    """Return the number of graphs that this process has compiled, and of graph breaks."""
+    """Return how many graphs this process has compiled, and the number of graph breaks."""
     from torch._dynamo.utils import counters  # a second of every command that measures nothing
 
     return counters["stats"]["unique_graphs"], sum((counters["graph_break"] + counters["unimplemented"]).values())
 
 
 def _free() -> None:
-    """Free the memory of the row before: images, graphs (their number is limited) and GPU memory."""
+    """Free the memory of the previous row: images, CUDA graphs (their number is limited) and GPU memory."""
     forget_sources()
     torch._dynamo.reset()
     gc.collect()

@@ -1,6 +1,7 @@
-"""`tintype bench --study`: runs per hour of a study on this machine, by the workers of `tintype ablate`.
+"""Implement `tintype bench --study`: measure how many runs per hour the workers of `tintype ablate` finish on this
+machine.
 
-Every run is the baseline with another seed, or an arm, trained and scored in a temporary folder.
+Each run trains and scores an arm, or the baseline with another seed, in a temporary folder.
 """
 
 from __future__ import annotations
@@ -28,17 +29,20 @@ from tintype.study.supervisor import Jobs, run_tasks
 
 RUNS_PER_JOB = 3
 _STUDY, _SET = "optimizers-mini", ("train.steps=500", "train.batch=128")
-"""The default work: `mini`, trained and scored as in this study, with these settings."""
+"""The default work: `mini` with these settings, trained and scored as in the study of this name."""
 
 
 @dataclass(frozen=True)
 class RunSeconds:
-    """Mean seconds of some runs."""
+    """Mean seconds over some of the runs."""
 
     starting_s: float
-    """Start of the worker: a process and its imports."""
+    """Seconds until the worker's process has started and finished its imports."""
     training_s: float
-    """Includes building the model; in the first run of a worker also compiling it and rendering the images."""
+    """Seconds of training, including building the model.
+
+    A worker's first run also compiles the model and renders the images.
+    """
     scoring_s: float
 
     @property
@@ -48,29 +52,33 @@ class RunSeconds:
 
 @dataclass(frozen=True)
 class StudySpeeds:
-    """The speed at which a study's runs are made."""
+    """How fast the runs of a study finish."""
 
     environment: dict[str, Json]
     plan: str
     runs: int
     jobs: int
     wall_s: float
-    """From the start of the workers to the end of the last run."""
+    """Seconds from the start of the workers to the end of the last run."""
     runs_per_hour: float
-    """All runs over `wall_s`. The more runs, the less the start of the workers counts."""
+    """Number of runs divided by `wall_s`. With more runs, the start of the workers matters less."""
     warm_runs_per_hour: float | None
-    """Without the start: the rate from the first run of each worker to its last. None if each has one run."""
+    """Rate without the start of the workers, from the end of each worker's first run to its last; None with one run per
+    worker.
+    """
     first: RunSeconds
-    """The first run of each worker."""
+    """Means over the first run of each worker."""
     later: RunSeconds | None
 
 
 def study_to_measure(
     name: str | None, recipe: str | None, assignments: Sequence[str], runs: int, arms: bool = False
 ) -> Study:
-    """Return a study of a baseline alone, with one seed for each run; or of all `arms`, with about as many runs.
+    """Return a study for the measurement: the baseline alone with one seed per run, or all `arms` with about as many
+    runs.
 
-    The baseline and its scoring are those of the study `name`; `recipe` is another plan to score in the same way.
+    The study `name` provides the baseline and its scoring. `recipe` replaces the baseline's plan; the scoring stays the
+    same.
     """
     settings = parse(StudySettings, packaged.find("studies", name or _STUDY)).located(Path(name or "").parent)
     usual = settings.set if name or recipe else _SET
@@ -137,13 +145,16 @@ def measure_study(
 @dataclass(frozen=True)
 class _Run:
     ended_s: float
-    """Since the start of the workers."""
+    """Seconds since the start of the workers."""
     training_s: float
     scoring_s: float
 
 
 def _speeds(environment: dict[str, Json], plan: str, jobs: int, runs: Sequence[_Run]) -> StudySpeeds:
-    """Compute the rates of runs in starting order: the first runs are the first of each worker."""
+    """Compute the rates of runs, which are in the order of their starts.
+
+    The first `jobs` runs are the first run of each worker.
+    """
     first, later = runs[:jobs], runs[jobs:]
     ends_s = sorted(run.ended_s for run in runs)
     between_s = fmean(ends_s[-jobs:]) - fmean(ends_s[:jobs])

@@ -1,6 +1,6 @@
-"""The command line. The exit code is 2 after a user error, 3 after a diverged run, and 130 or 143 after a signal.
+"""The command line. The exit code is 2 after a user error, 3 if a run diverged, and 130 or 143 after a signal.
 
-A user error prints one message.
+For a user error, one message is printed and no traceback.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _run_command() -> None:
 def _run_as_rank() -> None:
     """Run the command as one of several ranks. Only the first rank prints.
 
-    Torch is imported early, to join the process group.
+    Torch is imported early, since the rank must join the process group.
     """
     from tintype.runtime import dist as world
 

@@ -1,4 +1,7 @@
-"""All commands, in the order of `--help`. Each calls a function of the library, and a view shows the result."""
+"""All commands, in the order of `--help`.
+
+Each command calls a function of the library and shows the result with a view.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Shell completion of names. Torch is not imported, since its import takes seconds at every press of the tab key."""
+"""Shell completion of names.
+
+This module does not import torch: the import takes seconds, and completion runs at every press of the tab key.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ def preset_names(incomplete: str) -> list[tuple[str, str]]:
 
 
 def technique_names(incomplete: str) -> list[tuple[str, str]]:
-    """Return the techniques, each with the description from the first line of its file, `name: description`."""
+    """Return each technique as `name: description`, with the first line of its file as the description."""
     files = [file for file in sorted(TECHNIQUES.glob("*.py")) if file.stem not in _NO_TECHNIQUES]
     return _matching({file.stem.replace("_", "-"): _summary(file) for file in files}, incomplete)
 

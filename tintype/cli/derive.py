@@ -44,7 +44,7 @@ _COMPLETED: Mapping[str, Callable[[str], list[tuple[str, str]]]] = {
     "first": complete.recipe_names,
     "second": complete.recipe_names,
 }
-"""For each parameter whose values a shell can complete: the function that lists the values."""
+"""For each parameter that a shell can complete: the function that lists its values."""
 _Expanded: TypeAlias = dict[str, inspect.Parameter]
 
 
@@ -64,11 +64,14 @@ class Derived:
 
 
 COMMANDS: dict[str, Derived] = {}
-"""All derived commands, by their names such as `data import`."""
+"""All derived commands by name, such as `data import`."""
 
 
 def command(app: App, name: str, function: str, view: str = "") -> None:
-    """Add a command. It calls a function of the library and shows the result by a view, both given as `module:name`."""
+    """Add a command.
+
+    It calls a function of the library and shows the result with a view. Both are given as `module:name`.
+    """
     called = _loaded(_LIBRARY, function)
     derived = Derived(f"{app.path}{name}", called, view)
     words = _Words(inspect.getdoc(called) or "")
@@ -105,7 +108,7 @@ def _loaded(room: str, place: str) -> Any:
 
 
 class _Words:
-    """The summary and the arguments in a docstring, which a command shows as help."""
+    """The summary and the descriptions of arguments in a docstring, which the command's help shows."""
 
     def __init__(self, text: str) -> None:
         lead, _, rest = text.partition("\nArgs:\n")
@@ -123,12 +126,12 @@ class _Words:
 
 
 def _is_call(one: inspect.Parameter) -> bool:
-    """Return whether the view passes this parameter, rather than the user."""
+    """Return whether the view passes this parameter. All other parameters come from the user."""
     return one.name.startswith("on_") or one.name in ("interrupt", "consent", "argv")
 
 
 def _expanded(one: inspect.Parameter, function: Any, words: _Words) -> _Expanded:
-    """Return the parameters of the command from which one parameter of the function is made."""
+    """Return the command's parameters that replace one parameter of the function."""
     kind = _without_none(evaluated(one.annotation, function))
     if _chooses(function) and one.name in _CHOICE:
         return _named(**{"arm_seed" if one.name == "seed" else one.name: _CHOICE[one.name]})
@@ -149,7 +152,9 @@ _CHOICE = {"arm": (options.Arm, None), "seed": (options.ArmSeed, None)}
 
 
 def _chooses(function: Any) -> bool:
-    """Return whether a function itself chooses a run from the folder of a study, by `arm` and `seed`."""
+    """Return whether the function has the parameters `arm` and `seed`, and thus chooses a run from a study's folder
+    itself.
+    """
     return _CHOICE.keys() <= inspect.signature(function).parameters.keys()
 
 
@@ -161,7 +166,7 @@ def _without_none(kind: Any) -> Any:
 
 
 def _named(**given: Any) -> _Expanded:
-    """Return parameters by name. Each is given as an annotation, or as a pair of annotation and default."""
+    """Make parameters from names. Each value is an annotation, or a pair of annotation and default."""
     pairs = {name: one if isinstance(one, tuple) else (one, inspect.Parameter.empty) for name, one in given.items()}
     keyword = inspect.Parameter.KEYWORD_ONLY
     return {
@@ -171,7 +176,7 @@ def _named(**given: Any) -> _Expanded:
 
 
 def _parameter(one: inspect.Parameter, kind: Any, help: str) -> inspect.Parameter:
-    """Return the parameter of the command, an argument or an option, for one parameter of the function."""
+    """Return the command's argument or option for one parameter of the function."""
     typed = _typed(kind)
     given: dict[str, Any] = {"help": help, "autocompletion": _COMPLETED.get(one.name), **_limits(kind)}
     many = get_origin(typed) is list
@@ -188,14 +193,17 @@ def _parameter(one: inspect.Parameter, kind: Any, help: str) -> inspect.Paramete
 
 
 def _option_of(name: str, many: bool) -> str:
-    """Return the name of an option. The name for a list is singular, since the option is repeated for each value."""
+    """Return the name of an option.
+
+    The name of a list is singular, since the user repeats the option for each value.
+    """
     return (name.removesuffix("s") if many else name.removesuffix("_")).replace("_", "-")
 
 
 def evaluated(annotation: Any, function: Any, names: Mapping[str, object] = MappingProxyType({})) -> Any:
-    """Return the type that an annotation's text stands for. Forward references within the annotation are not resolved.
+    """Evaluate the text of an annotation to a type. Forward references within the annotation are not resolved.
 
-    `names` adds names to those of the function's module.
+    `names` extends the names of the function's module.
     """
     if not isinstance(annotation, str):
         return annotation
@@ -203,7 +211,7 @@ def evaluated(annotation: Any, function: Any, names: Mapping[str, object] = Mapp
 
 
 def _evaluated(node: ast.expr, names: Mapping[str, Any]) -> Any:
-    """Return the type of an expression of names, attributes, unions and subscripts. Refuse anything else."""
+    """Evaluate an expression of names, attributes, unions and subscripts to a type. Refuse any other expression."""
     match node:
         case ast.Constant(value):
             return value
@@ -225,7 +233,7 @@ def _evaluated(node: ast.expr, names: Mapping[str, Any]) -> Any:
 
 
 def _typed(kind: Any) -> Any:
-    """Return the type that the command line parses: a path for text or a path, a list for a sequence."""
+    """Return the type that the command line parses: a path for a union with a path, a list for a sequence."""
     if get_origin(kind) is Annotated:
         return _typed(get_args(kind)[0])
     if kind in (kinds.AnyStudy, kinds.AnyRun, kinds.AnySource):
@@ -261,7 +269,7 @@ def _limits(kind: Any) -> dict[str, Any]:
 def _given(
     signature: inspect.Signature, expanded: Mapping[str, _Expanded], given: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Return the positional and the keyword arguments with which to call the function."""
+    """Return the positional and the keyword arguments for the call of the function."""
     positional: list[Any] = []
     named: dict[str, Any] = {}
     for name, parameters in expanded.items():

@@ -30,7 +30,7 @@ AnyPlan = Annotated[
 
 
 def folder_of(study: Path) -> Path:
-    """Return the folder of a study, given the folder or the study.yaml in the folder."""
+    """Return the folder of a study. The input is this folder, or the path of the study.yaml in it."""
     return study.parent if study.name == "study.yaml" and study.is_file() else study
 
 

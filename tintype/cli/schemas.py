@@ -15,7 +15,10 @@ from tintype.terminal.view import View
 
 
 def _result_type(one: Derived) -> Any:
-    """Return the type of a command's document: the type that its view's `document` returns, or the result's type."""
+    """Return the type of a command's document.
+
+    If the view has `document`, it is the return type of `document`, otherwise the result's type.
+    """
     own = one.view.document is not View.document
     function: Any = one.view.document if own else one.function
     returned = function.__annotations__["return"]
@@ -24,7 +27,7 @@ def _result_type(one: Derived) -> Any:
 
 
 def document_type(command: str) -> TypeAdapter[Any]:
-    """Return the type of the document that a command writes: its result, or an error."""
+    """Return the type of the document that a command writes: a result or an error."""
     found: Any = _result_type(COMMANDS[command]) if command in COMMANDS else dict[str, Any]  # a schema
     return TypeAdapter(found | documents.ErrorDocument)
 

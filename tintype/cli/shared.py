@@ -1,4 +1,4 @@
-"""The command-line application, its console, and functions on options that several commands share."""
+"""The command-line application, its console, and functions for options that several commands share."""
 
 from __future__ import annotations
 
@@ -26,19 +26,22 @@ if TYPE_CHECKING:
 
 S = TypeVar("S", bound="Settings")
 LAUNCHED = "TORCHELASTIC_RUN_ID"
-"""Environment variable of processes that `torchrun` started. `world.launched` would import torch for every command."""
+"""Environment variable that `torchrun` sets in its processes.
+
+`world.launched` is not used, since it would import torch for every command.
+"""
 _WRITTEN = ("out", "save_reference")
 """Parameters of commands that name a file or folder to write."""
 _SHARED_BY_RANKS = ("train", "sample", "evaluate", "ema", "audit", "tokenizer cache")
-"""Commands whose work several ranks share. All other commands run as one process."""
+"""Commands that several ranks can run together. All other commands run in one process."""
 _UsageError: Any = typer.BadParameter.__mro__[2]
-"""Base class of all errors of command-line syntax. Its module differs between versions of typer."""
+"""Base class of all errors of command-line syntax. Versions of typer define it in different modules."""
 
 
 class Commands(TyperGroup):
     """A group of commands. Its help lists each command with its full first sentence.
 
-    Under `torchrun`, it refuses commands whose work ranks cannot share.
+    Under `torchrun`, the group refuses commands that several ranks cannot run together.
     """
 
     def main(
@@ -88,12 +91,12 @@ class App(typer.Typer):
     """A command-line application, or a group of its commands."""
 
     path = ""
-    """Name of the group followed by a space. Empty for the application."""
+    """Name of the group, followed by a space; empty for the application."""
 
 
 @contextmanager
 def as_document(asked: bool) -> Iterator[None]:
-    """Write one JSON document and nothing else to stdout, if `--json` is given."""
+    """With `--json`, write one JSON document to stdout, and nothing else."""
     with answers.one_document(lambda: console.quiet) if asked else nullcontext():
         yield
 
@@ -106,7 +109,7 @@ def refuse_unwritable(options: Mapping[str, object]) -> None:
 
 
 def _refuse_unwritable(option: str, path: Path) -> None:
-    """Raise before hours of work if a path cannot be written to. The folders of the path may be missing."""
+    """Raise if a path cannot be written to, before hours of work begin. The path's parent folders may be missing."""
     there = next(one for one in (path, *path.absolute().parents) if os.path.exists(one))  # noqa: PTH110 (never raises)
     if there != path and not there.is_dir():
         raise UserError(f"{option} {path}: {there} is a file, and holds no others", f"choose another {option}")
@@ -141,7 +144,10 @@ def plan_of(recipe: str, assignments: list[str], technique_specs: list[str]) -> 
 
 
 def run_of(folder: Path, arm: str | None, seed: int | None) -> Path:
-    """Return the folder of a run: the given folder, or a run of an arm if the given folder is a study."""
+    """Return the folder of a run.
+
+    It is the given folder, or the folder of an arm's run if the given folder is a study.
+    """
     from tintype.library.runs import load_run
 
     run = load_run(folder, arm, seed)
@@ -150,7 +156,7 @@ def run_of(folder: Path, arm: str | None, seed: int | None) -> Path:
 
 
 def load_plugins(files: list[Path]) -> None:
-    """Load the plugin files of `--plugin`, and the plugin files that the environment variable names."""
+    """Load the plugin files that `--plugin` or the environment variable names."""
     if files or os.environ.get("TINTYPE_PLUGINS"):  # `plugins.load.VARIABLE`: most commands need no import of it
         from tintype.plugins.load import load_environment, load_files
 
@@ -159,7 +165,7 @@ def load_plugins(files: list[Path]) -> None:
 
 
 def _take_plugins(words: list[str]) -> tuple[list[Path], list[str]]:
-    """Split the words after a command into the files of `--plugin` and all other words."""
+    """Split the words after a command into the files of `--plugin` and the other words."""
     files: list[Path] = []
     others: list[str] = []
     rest = iter(words)
@@ -178,13 +184,13 @@ def _take_plugins(words: list[str]) -> tuple[list[Path], list[str]]:
 
 
 def named_command(words: Sequence[str]) -> str:
-    """Return the command and its arguments up to the first option. Logs name the command so."""
+    """Return the command and its arguments, up to the first option. Logs use this text as the command's name."""
     _, others = _take_plugins(list(words))
     return textwrap.shorten(shlex.join(["tintype", *takewhile(lambda word: not word.startswith("-"), others)]), 100)
 
 
 def command_names() -> list[str]:
-    """Return the full names of all commands, such as `plan show`. Groups alone are left out."""
+    """Return the full names of all commands, such as `plan show`. Names of groups are not included."""
     return list(_names(typer.main.get_command(app)))
 
 

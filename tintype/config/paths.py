@@ -1,4 +1,7 @@
-"""Resolve relative paths in studies and plans: first beside the file that names them, then in the working directory."""
+"""Resolve relative paths in studies and plans.
+
+A path is looked up beside the file that names it, then in the working directory.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ _PLAIN = re.compile(r"[\w./~@+-]+")
 
 
 def find_beside(folder: Path, text: str) -> str:
-    """Return the absolute path of `text` in `folder`; return `text` if the working directory is meant."""
+    """Return the absolute path of `text` in `folder`; return `text` unchanged if it refers to the working directory."""
     path = Path(text).expanduser()
     found = folder / path
     if not text or path.is_absolute() or not found.exists() or (path.exists() and path.samefile(found)):
@@ -27,7 +30,7 @@ def find_beside(folder: Path, text: str) -> str:
 
 
 def locate(data: object, classes: Sequence[type[Settings]], folder: Path) -> Any:
-    """Resolve the file paths in data of any of the settings classes."""
+    """Resolve the file paths in data of any of these settings classes."""
     if isinstance(data, list):
         return [locate(inner, classes, folder) for inner in data]
     if not isinstance(data, Mapping):
@@ -36,7 +39,7 @@ def locate(data: object, classes: Sequence[type[Settings]], folder: Path) -> Any
 
 
 def locate_assignments(assignments: Sequence[str], classes: Sequence[type[Settings]], folder: Path) -> tuple[str, ...]:
-    """Resolve the file paths in assignments `a.b=value` to settings of any of the classes."""
+    """Resolve the file paths in assignments `a.b=value` to settings of any of these classes."""
     return tuple(_located_assignment(assignment, classes, folder) for assignment in assignments)
 
 

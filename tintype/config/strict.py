@@ -1,6 +1,6 @@
 """Read YAML strictly into settings. Errors name the place, the key, and the nearest valid name.
 
-Differs from plain PyYAML: `2e-4` is a number, `no` and `on` are words, and a key given twice is an error.
+Three rules differ from plain PyYAML. `2e-4` is a number, `no` and `on` are words, and a duplicate key is an error.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from tintype.wording import option
 
 KeyPath = tuple[str | int, ...]
 Adapt: TypeAlias = Callable[[Any], None]
-"""Changes the data of a document after an override."""
+"""Function that changes the data of a document after an override."""
 Resolve: TypeAlias = Callable[[Any], Any]
-"""Returns the data of a document after filling in values read from files."""
+"""Function that returns the data of a document with values from files filled in."""
 S = TypeVar("S", bound=Settings)
 _MOST_BYTES = 1 << 18
 _MOST_VALUES = 10_000
-"""Limit on keys, values and list items together. PyYAML reads some ten thousand a second."""
+"""Limit on the total number of keys, values and list items. PyYAML reads about ten thousand of them per second."""
 _MOST_DEPTH = 40
 _MOST_PROBLEMS = 20
 _LONGEST_KEY = 200
-"""Most characters of a key that a message shows and that are compared with valid keys."""
+"""Maximum number of characters of a key that messages show, and that are compared with valid keys."""
 
 
 class _RefusedError(Exception):
@@ -46,7 +46,10 @@ class _RefusedError(Exception):
 
 
 class _Loader(yaml.SafeLoader):
-    """Loader that stops at the first value beyond the limits of count and depth, so that a hostile file fails fast."""
+    """YAML loader that stops at the first value beyond the limits of count and depth.
+
+    A hostile file thus fails fast.
+    """
 
     values, depth = 0, 0
 
@@ -84,7 +87,10 @@ for _class in (_Loader, _Dumper):
 
 @dataclass(frozen=True)
 class Override:
-    """One assignment, `a.b=value`. `prefix` precedes it in messages; `then` adapts the data after it."""
+    """One assignment, `a.b=value`.
+
+    In messages, `prefix` precedes the assignment. `then` changes the data after the assignment.
+    """
 
     assignment: str
     prefix: str | None
@@ -101,14 +107,14 @@ def labelled(prefix: str | None, text: str) -> str:
 
 @dataclass
 class Document:
-    """Data, with the place of each key for messages, and the overrides that were applied."""
+    """Data of a document, with the place of each key for messages, and the overrides that were applied."""
 
     name: str
     data: Any
     places: dict[KeyPath, str] = field(default_factory=dict)
     overrides: list[Override] = field(default_factory=list)
     colons: tuple[str, ...] = ()
-    """Messages about keys that seem to be followed by a full-width colon, each with the fix."""
+    """Messages about keys that are probably followed by a full-width colon. Each message includes the fix."""
     _before: object = None
     """The data before the first override."""
 
@@ -128,7 +134,7 @@ class Document:
         return other.data
 
     def override(self, assignment: str, prefix: str | None = None, then: Adapt | None = None) -> None:
-        """Set `a.b=value`; the value is parsed as YAML. `then` adapts the data afterwards.
+        """Apply the assignment `a.b=value`. The value is parsed as YAML, and `then` changes the data afterwards.
 
         `prefix` precedes the assignment in messages. By default the assignment counts as a setting given by the user.
         """
@@ -173,11 +179,17 @@ def read_yaml(text: str, name: str) -> Document:
 
 
 _FULL_WIDTH = re.compile(r"(?:^|[{,])[\s-]*([A-Za-z_][\w.-]*)\s*：")
-"""A key followed by the full-width colon of Chinese and Japanese keyboards, which YAML takes for a letter."""
+"""Matches a key followed by a full-width colon, as Chinese and Japanese keyboards have it.
+
+YAML reads this colon as a letter.
+"""
 
 
 def _full_width_colons(text: str, name: str) -> Iterator[str]:
-    """Yield a message for each key with a full-width colon. Alone it is not an error, since text may contain it."""
+    """Yield a message for each key with a full-width colon.
+
+    Such a colon is not an error in itself, since text may contain it.
+    """
     for number, line in enumerate(text.splitlines() if "：" in text else (), 1):
         if found := _FULL_WIDTH.search(line):
             key = f"{found[1]:.40}"
@@ -185,7 +197,7 @@ def _full_width_colons(text: str, name: str) -> Iterator[str]:
 
 
 def _tab_words(error: yaml.YAMLError, name: str) -> str:
-    """Return an error text about a tab; '' if the mistake is another."""
+    """Return the error text for a tab in YAML; '' for any other mistake."""
     mark = getattr(error, "problem_mark", None)
     if mark is None or "'\\t'" not in str(getattr(error, "problem", "")):
         return ""
@@ -228,7 +240,7 @@ def _plain(node: yaml.Node, path: KeyPath, document: Document) -> object:
 
 
 def write_yaml(data: object) -> str:
-    """Return the data as YAML, in ASCII if the text has characters that could control a terminal."""
+    """Return the data as YAML. Use ASCII only, if the text has characters that could control a terminal."""
     text: str = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
     if acts(text):
         text = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=False, width=100)
@@ -236,7 +248,7 @@ def write_yaml(data: object) -> str:
 
 
 def parse_assignments(model: type[S], name: str, assignments: Iterable[str]) -> S:
-    """Return settings made from the defaults and assignments `key.path=value`."""
+    """Return settings with the default values, changed by assignments `key.path=value`."""
     document = Document(name, {})
     for assignment in assignments:
         document.override(assignment)
@@ -291,7 +303,7 @@ _WORDS = {
     "missing": "this key is required and missing",
     "extra_forbidden": "unknown key",
 }
-"""Pydantic's most common error types, in the words of this package."""
+"""This package's wording for Pydantic's most common error types."""
 _PATTERNS = {"^[a-z0-9][a-z0-9-]*$": "small letters, digits and hyphens only, and no hyphen first"}
 
 
@@ -316,7 +328,7 @@ def _whole(limit: object) -> object:
 
 
 def _fix(problem: ErrorDetails) -> str:
-    """Return the fix for a value in the wrong notation, such as a quoted number; empty without such a fix."""
+    """Return the fix for a value in the wrong notation, such as a quoted number; empty if there is no such fix."""
     kind, found = problem["type"], problem["input"]
     if kind == "string_type" and isinstance(found, int | float):
         return "put it in quotes"
@@ -329,11 +341,11 @@ def _fix(problem: ErrorDetails) -> str:
 
 _NUMBER = re.compile(_SCALARS["tag:yaml.org,2002:float"][0])
 _MOST_SHOWN = 1e15
-"""Limit below which a float holds every whole number exactly."""
+"""Bound below which every whole number is shown without a decimal point. Floats represent these numbers exactly."""
 
 
 def _without_followers(problems: Sequence[ErrorDetails]) -> list[ErrorDetails]:
-    """Drop errors about too short lists that only follow from errors in their items."""
+    """Drop each error about a too short list if the list's items also have errors, since these cause it."""
     outer = {problem["loc"][:depth] for problem in problems for depth in range(len(problem["loc"]))}
     return [problem for problem in problems if problem["type"] != "too_short" or problem["loc"] not in outer]
 
@@ -383,16 +395,19 @@ def _explain(problem: ErrorDetails, model: type[Settings], document: Document, r
 
 
 def _as_written(found: object) -> str:
-    """Return a value as YAML writes it."""
+    """Return a value in YAML notation."""
     return {"None": "null", "True": "true", "False": "false"}.get(repr(found), repr(found))
 
 
 _FIRST_KEY = re.compile(r"([\w.-]+)(: )?")
-"""The key at the start of a message. After a colon and a space, a nested key can follow."""
+"""Matches the key at the start of a message. After a colon and a space, a nested key can follow."""
 
 
 def _named_path(problem: ErrorDetails, path: KeyPath, document: Document) -> KeyPath:
-    """Return the path of the wrong key. A check of several settings names it first: `tune: optimizer.lr: …`."""
+    """Return the path of the wrong key.
+
+    The message of a check over several settings begins with this path: `tune: optimizer.lr: …`.
+    """
     words = problem["msg"].removeprefix("Value error, ") if problem["type"] == "value_error" else ""
     while found := _FIRST_KEY.match(words):
         dotted = (int(key) if key.isdigit() else key for key in found[1].split("."))
@@ -404,7 +419,7 @@ def _named_path(problem: ErrorDetails, path: KeyPath, document: Document) -> Key
 
 
 def _cause(problem: ErrorDetails, model: type[Settings], document: Document, resolve: Resolve) -> str:
-    """Return the overrides that cause a mistake; '' if it occurs without any override."""
+    """Return the overrides that cause a mistake; '' if the mistake also occurs without any override."""
     every = document.overrides
 
     def stays(left_out: Collection[Override]) -> bool:
@@ -425,11 +440,12 @@ def _cause(problem: ErrorDetails, model: type[Settings], document: Document, res
 
 
 def _path_in_data(loc: KeyPath, data: object, ends_with_key: bool) -> KeyPath:
-    """Remove the union tags that pydantic adds to a path, which the user did not write.
+    """Remove the union tags from a pydantic path. The user did not write these tags.
 
-    A tag can also be the name of a key: the kind `column` has a key `column`. So a key with a plain value ends the
-    path. An exception is a value that is a kind alone (`teacher: vgg16`), which the tag follows. With `ends_with_key`,
-    the last part is a key even if the data lacks it: a missing key, or a key that pydantic spells differently.
+    A tag can equal the name of a key: the kind `column` has a key `column`. So the path ends at a key with a plain
+    value. There is one exception: a tag follows a value that is only the name of a kind (`teacher: vgg16`). With
+    `ends_with_key`, the path's last element is a key even if the data lacks it. This key is missing, or pydantic spells
+    it differently.
     """
     path: list[str | int] = []
     for depth, key in enumerate(loc):
@@ -450,7 +466,7 @@ def _valid_keys(model: type[Settings], loc: KeyPath) -> set[str]:
 
 
 def _classes_at(model: type[Settings], loc: KeyPath) -> list[type[Settings]]:
-    """Return the settings classes that are possible at a pydantic path, which includes the tags of unions."""
+    """Return the settings classes that a pydantic path can refer to. The path includes the tags of unions."""
     candidates = [model]
     for key in loc:
         if key == OF_PLUGIN and (of_plugins := [c for c in candidates if is_added(c)]):
@@ -467,7 +483,10 @@ def _classes_at(model: type[Settings], loc: KeyPath) -> list[type[Settings]]:
 
 
 def _other_kinds_with(key: str, model: type[Settings], loc: KeyPath) -> list[str]:
-    """Return the other kinds of a part that have a key which the chosen kind, the last of the path, lacks."""
+    """Return the other kinds of a part that have this key.
+
+    The chosen kind is the last element of the path and lacks the key.
+    """
     kinds = [one for one in _classes_at(model, loc[:-1]) if issubclass(one, Part)]
     if not loc or loc[-1] not in {one.kind_name() for one in kinds}:
         return []
@@ -497,11 +516,14 @@ def settings_in(field: FieldInfo) -> list[type[Settings]]:
 
 
 _MARKS = re.compile(r"""'[^']*'|"[^"]*"|[\[({\])},]""")
-"""Quoted text, brackets and commas: they determine whether a comma separates two options."""
+"""Matches quoted text, brackets and commas. They determine whether a comma separates two options."""
 
 
 def assignments_in(options: str) -> list[str]:
-    """Split `key=value,key=[value,value]` into assignments: a comma within brackets or quotes does not separate."""
+    """Split `key=value,key=[value,value]` into assignments.
+
+    Commas within brackets or quotes do not separate assignments.
+    """
     commas, depth = [], 0
     for mark in _MARKS.finditer(options):
         if mark[0] == "," and depth == 0:

@@ -1,1 +1,1 @@
-"""The contract of techniques, samplers and guidances, as checked by `tintype check` and the tests on tiny plans."""
+"""The contract of techniques, samplers and guidances. `tintype check` and the tests check it on tiny plans."""

@@ -35,7 +35,7 @@ class Result:
     """The property that the check confirms."""
     passed: bool
     details: str = ""
-    """A few words more, or how the contract is broken."""
+    """Details of the check, or how the technique violates the contract."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Checked:
 
     plugin: Plugin
     parts: dict[str, list[str]]
-    """Names of its parts by group."""
+    """Names of the file's parts, by group."""
     results: list[Result]
 
     @property
@@ -53,12 +53,12 @@ class Checked:
 
     @property
     def exit_code(self) -> int:
-        """1 where a part breaks its contract."""
+        """1 if a part violates its contract."""
         return int(not self.passed)
 
 
 Report = Callable[[str, int, int], None]
-"""Called with the present check, the number of finished checks and pairs, and their total."""
+"""Function that is called with the current check, the number of finished checks and pairs, and their total."""
 
 
 def check_file(
@@ -71,9 +71,9 @@ def check_file(
 ) -> Checked:
     """Load a plugin file and check its techniques, samplers and guidances.
 
-    `specs` are the techniques to check, as `name` or `name:key=value`, by default all parts of the file without
-    options. `assignments` are overrides of the tiny plan for them. `others` are the techniques that each is combined
-    with, by default all of tintype and of the file.
+    `specs` are the techniques to check, as `name` or `name:key=value`. By default, all parts of the file are checked
+    without options. `assignments` are overrides of the tiny plan for these techniques. `others` are the techniques with
+    which each of them is combined. By default, these are all techniques of tintype and of the file.
     """
     (plugin,) = load_files([file])
     parts = {group: list(parts_of(plugin, group)) for group in GROUPS}
@@ -107,7 +107,7 @@ def check_file(
 
 
 def require_contract(file: Path | str) -> None:
-    """Raise AssertionError with the broken contracts of a plugin file: the test of a plugin."""
+    """Raise AssertionError if a plugin file violates its contracts. Plugin tests call this function."""
     checked = check_file(Path(file))
     broken = [f"{one.technique} fails: {one.check}: {one.details}" for one in checked.results if not one.passed]
     assert not broken, "\n".join(broken)
@@ -115,7 +115,7 @@ def require_contract(file: Path | str) -> None:
 
 
 def parts_in_words(checked: Checked) -> str:
-    """Return the parts of a file: `technique edges, loss edges`."""
+    """Return the file's parts as text, such as `technique edges, loss edges`."""
     return ", ".join(f"{words(group)} {name}" for group, names in checked.parts.items() for name in names)
 
 
@@ -137,12 +137,12 @@ def _check(
 
 
 def _title(check: Callable[..., str]) -> str:
-    """Return the first line of a check's docstring: the property that it confirms."""
+    """Return the first line of a check's docstring. It states the property that the check confirms."""
     return (check.__doc__ or "").splitlines()[0].rstrip(".")
 
 
 def _result(plugin: Plugin, name: str, check: Callable[..., str], made: Callable[[], str]) -> Result:
-    """Make a check, and return its result."""
+    """Run a check and return its result."""
     try:
         with _own_errors(plugin):
             return Result(name, _title(check), True, made())
@@ -177,7 +177,10 @@ def _check_pairs(
 
 
 def _works_alone(ground: Ground, name: str) -> bool:
-    """Return whether a technique trains on the tiny plan alone. If not, a broken pair is not the other's fault."""
+    """Return whether a technique trains on the tiny plan alone.
+
+    If it does not, a failure in a pair is its own fault.
+    """
     try:
         if ground.can_step(name):
             losses(ground.with_techniques(name), 1)
@@ -188,7 +191,7 @@ def _works_alone(ground: Ground, name: str) -> bool:
 
 @contextmanager
 def _own_errors(plugin: Plugin) -> Iterator[None]:
-    """Treat any error of the checked code as a broken contract, with the line of the plugin that raised it."""
+    """Report errors of the checked code as violations of the contract, with the line of the plugin that raised them."""
     try:
         yield
     except BrokenContractError:

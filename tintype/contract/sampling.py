@@ -18,7 +18,9 @@ SAMPLED = ("samplers", "guidances")
 _CAPTIONS = ("a red ball", "a blue star", "a green ring")
 _STEPS = 4
 _NEAR = 1e-2
-"""Largest difference in a tiny model's latents (deviation about 1) that the arithmetic of another batch may cause."""
+"""Largest accepted difference between latents of a tiny model (standard deviation about 1) in batches of different
+sizes.
+"""
 
 
 def check_samples(ground: Ground, group: str, name: str) -> str:
@@ -42,7 +44,10 @@ def check_samples(ground: Ground, group: str, name: str) -> str:
 
 
 def _model(ground: Ground, settings: SamplerSettings) -> Model:
-    """Return a tiny model in which every weight matters; it is its own guide if the guidance needs one."""
+    """Return a tiny model in which every weight affects the output.
+
+    If the guidance needs a guide, the model is its own guide.
+    """
     model = build_model(ground.plan())
     generator = torch.Generator().manual_seed(0)
     for parameter in model.modules.parameters():
@@ -52,7 +57,7 @@ def _model(ground: Ground, settings: SamplerSettings) -> Model:
 
 
 def _sampled(model: Model, settings: SamplerSettings, first: int, count: int, steps: list[int] | None = None) -> Tensor:
-    """Sample latents of some of the captions, after moving torch's generator on."""
+    """Advance torch's generator, then sample latents for some of the captions."""
     torch.rand(1)
     captions, draws = _CAPTIONS[first : first + count], Draws(0, torch.arange(first, first + count))
     on_step = (lambda images: None) if steps is None else steps.append

@@ -28,11 +28,11 @@ from tintype.train.update import update
 
 _SHOWN = 4
 _STEPS = 3
-"""Step after which the gradient passes zero-initialised gates."""
+"""Number of steps after which gradients pass through zero-initialised gates."""
 
 
 class BrokenContractError(Exception):
-    """Raised if a technique does not keep its contract."""
+    """Raised if a technique violates its contract."""
 
 
 def check_seams(ground: Ground, name: str) -> str:
@@ -131,17 +131,19 @@ CHECKS: tuple[Callable[[Ground, str], str], ...] = (
     check_resume,
     check_needs,
 )
-"""Checks of a technique alone. The first line of their docstrings is the confirmed property; they return a few words
-more.
+"""Checks of a single technique.
+
+The first line of each docstring is the property that the check confirms. A check returns details as text.
 """
 WITHOUT_STEPS = (check_seams, check_round_trip, check_off, check_needs)
-"""Checks that are possible if the technique cannot be trained."""
+"""Checks that need no training with the technique."""
 
 
 def check_pair(ground: Ground, first: str, second: str) -> bool:
-    """Train a step with two techniques, or refuse them by both names; return whether they go together.
+    """Train a step with two techniques, and return whether they can be combined.
 
-    If one of them cannot be trained here, the plan is made but no step.
+    If they cannot be combined, the error must name both. If one technique cannot be trained on this machine, only the
+    plan is made.
     """
     try:
         plan = ground.with_techniques(first, second)
@@ -166,7 +168,7 @@ def losses(plan: Plan, steps: int = 2) -> list[float]:
 
 
 def begun(plan: Plan) -> tuple[Session, TrainState]:
-    """Return a session and the state before its first step."""
+    """Return a session, and the training state before the first step."""
     parts = build_session(plan)
     parts.ready()
     with tempfile.TemporaryDirectory() as folder:
@@ -174,7 +176,7 @@ def begun(plan: Plan) -> tuple[Session, TrainState]:
 
 
 def resumed_is_whole(plan: Plan, folder: Path) -> bool:
-    """Return whether a run that is stopped and rebuilt after every step ends like an uninterrupted one."""
+    """Return whether a run that is stopped and rebuilt after every step ends like an uninterrupted run."""
     train(plan, folder / "whole", Interrupt())
     for stop in range(1, plan.train.steps):
         train_to(plan, folder / "stopped", stop)
@@ -185,7 +187,7 @@ def resumed_is_whole(plan: Plan, folder: Path) -> bool:
 
 
 def train_to(plan: Plan, folder: Path, step: int) -> None:
-    """Train until a signal comes after this step."""
+    """Train, and send a stop signal after this step."""
     interrupt = Interrupt()
 
     def stop(progress: Progress) -> None:
@@ -219,6 +221,6 @@ def _parameter_names(parts: Session) -> set[str]:
 
 
 def _some(names: Iterable[str]) -> str:
-    """Return a list of the first names."""
+    """Return the first names as a text list."""
     listed = sorted(names)
     return ", ".join(listed[:_SHOWN]) + (f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else "")

@@ -1,4 +1,4 @@
-"""The file that `tintype new technique` writes: a working technique, its loss term, and its test of the contract."""
+"""The file that `tintype new technique` writes. It has a working technique, a loss term, and a test of the contract."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tintype.wording import option
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _EXAMPLE = {"file": "my_idea.py", "name": "my-idea", "class": "MyIdea"}
-"""Words in the text that are replaced by those of the new technique."""
+"""Words in the template. The new technique's words replace them."""
 _TEXT = '''"""my-idea: say in one sentence what it does, and name the paper.
 
     tintype check my_idea.py
@@ -101,7 +101,7 @@ def test_contract() -> None:
 
 
 def write_technique(name: str, out: Path | None = None) -> Path:
-    """Write the file of a new technique; return its path."""
+    """Write the file of a new technique, and return its path."""
     if not _NAME.fullmatch(name):
         raise UserError(f"technique {name} has invalid characters", "give lower-case words joined by -, as my-idea")
     if name in TECHNIQUES:

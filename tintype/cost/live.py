@@ -1,6 +1,6 @@
 """Count the peak memory of a computation on networks without values (torch's meta device).
 
-Tensors are made and freed as they would be on a GPU: autograd keeps those that the backward pass needs, and a tensor
+Tensors are allocated and freed as on a GPU. Autograd keeps the tensors that the backward pass needs, and a tensor
 counts until it is freed. Parameters and inputs that existed before the computation do not count.
 """
 
@@ -20,17 +20,17 @@ from tintype.pretrained.packages import Untyped
 
 META = torch.device("meta")
 WORKSPACE = 2
-"""Size of cuDNN's workspace, as a multiple of a convolution's input and output, which cuDNN copies to its own layouts.
+"""Size of cuDNN's workspace, relative to a convolution's input and output. cuDNN copies both to its own memory layouts.
 
-The multiple was measured for VGG16 with TF32 products on an H200. The workspace is the largest part of a convolutional
-teacher's peak memory.
+The factor was measured for VGG16 with TF32 products on an H200. The workspace is the largest part of the peak memory of
+a convolutional teacher.
 """
 _PRODUCTS = (nn.functional.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, nn.functional.conv2d)
 """Operations that autocast computes in bf16."""
 
 
 def peak_bytes(work: Callable[[], object], bf16: bool = False) -> int:
-    """Return the most bytes of new tensors that exist at one time. With `bf16`, products are in bf16, as with autocast.
+    """Return the largest total size of new tensors at any time. With `bf16`, products are in bf16, as with autocast.
 
     The result of `work` counts while `work` runs.
     """
@@ -43,8 +43,8 @@ def peak_bytes(work: Callable[[], object], bf16: bool = False) -> int:
 def peak_per_image(work: Callable[[int], object], bf16: bool = False) -> int:
     """Return the peak bytes of `work` per image. `work` is called with a number of images.
 
-    The result is a difference of two peaks. Tensors that do not grow with the number of images cancel out, for example
-    gradients of weights.
+    The result is the difference between the peaks for two numbers of images. Tensors whose size does not depend on the
+    number of images cancel out, for example gradients of weights.
     """
     with _Kernels(bf16):
         work(1)  # the first pass allocates the gradients of weights, which stay allocated
@@ -85,7 +85,7 @@ class _Live(TorchDispatchMode):
 
 
 class _Kernels(TorchFunctionMode):
-    """Attention with the memory of a GPU kernel, without the matrix of all pairs, and products as with autocast."""
+    """Uses as much memory as GPU kernels: attention without the matrix of all pairs, and products as with autocast."""
 
     def __init__(self, bf16: bool) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class _Kernels(TorchFunctionMode):
 
 
 def _convolve(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
-    """Return the result of a convolution, after counting its workspace as temporary memory."""
+    """Return the result of a convolution. Count its workspace as temporary memory."""
     out = nn.functional.conv2d(*args, **kwargs)
     number_bytes, numbers = args[0].element_size(), args[0].numel() + out.numel()
     workspace = torch.empty(int(WORKSPACE * number_bytes * numbers), dtype=torch.uint8, device=META)
@@ -118,7 +118,9 @@ def _narrow(value: Any) -> Any:
 
 
 class _Attention(torch.autograd.Function):
-    """Attention that keeps queries, keys, values and result for backward, as flash attention does; computes nothing."""
+    """Attention that computes nothing, and keeps queries, keys, values and result for backward, as flash attention
+    does.
+    """
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

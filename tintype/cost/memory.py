@@ -1,8 +1,8 @@
 """Estimate a run's peak memory without measurements: all memory of its process on one GPU, by part.
 
-Memory in `held` is allocated all the time: weights, optimizer, images, graphs. The other tasks run one after the other
-(an encoder, the denoiser forward and backward, the sampler), so only the largest task counts. Activations are counted
-on the networks themselves, without values (`live`), or by a formula for tintype's own kernels.
+Memory in `held` is allocated during the whole run: weights, optimizer, images, graphs. The other tasks run one after
+the other (an encoder, the denoiser forward and backward, the sampler), so only the largest task counts. Activations are
+counted on the networks themselves, without values (`live`), or by a formula for tintype's own kernels.
 
 B: images at a time. L: image tokens. S: text tokens. D: width of the denoiser.
 """
@@ -78,44 +78,49 @@ from tintype.vision.teacher_cache import CACHED_TEACHER_BATCH
 HOST_BYTES = 5 << 30
 """Host memory of a process on a machine with a GPU: Python, torch and the CUDA libraries."""
 SLACK = 1.25
-"""Bytes that torch's allocator reserves for each byte of temporary memory: it rounds up, and gaps stay unused.
+"""Bytes that torch's allocator reserves per byte of temporary memory. The allocator rounds sizes up and leaves gaps.
 
 With this factor, the estimate was 1.02 to 1.3 times the reserved peak that was measured for twelve plans on an H200.
 """
 _TEXT_SIZES = 2
-"""Number of the denoiser's CUDA graphs if the rounded numbers of text tokens of its batches are unknown."""
-_SAMPLED_CAPTIONS = 512
-"""Number of captions from whose lengths the rounded numbers of text tokens per batch are estimated."""
-_DEVIATIONS = 3
-"""Standard deviations around the mean within which a batch's number of text tokens is assumed to be.
+"""Assumed number of the denoiser's CUDA graphs.
 
-One batch in 400 lies outside. If its rounded number of text tokens is new, its pass runs without a graph, and the run
-needs the memory of this pass in addition.
+It is used if the rounded numbers of text tokens per batch are unknown.
+"""
+_SAMPLED_CAPTIONS = 512
+"""Number of captions whose lengths are read to estimate the rounded numbers of text tokens per batch."""
+_DEVIATIONS = 3
+"""A batch's number of text tokens is assumed to be within this many standard deviations of the mean.
+
+One batch in 400 is outside this range. If its rounded number of text tokens is new, its pass runs without a graph. The
+run then needs additional memory for this pass.
 """
 _PRODUCTS_COPIES = 6
-"""Copies of the weights in fp32 that an optimizer makes in a step if it orthogonalises by matrix products."""
+"""Number of fp32 copies of the weights in a step of an optimizer that orthogonalises with matrix products."""
 EXACT = frozenset({"weights", "gradients", "optimizer", "averages", "copies", "frozen networks", "images on the GPU"})
-"""Parts that exist from the first step to the last. Their bytes are exact, so `SLACK` does not apply to them."""
+"""Parts that exist from the first step to the last. `SLACK` does not apply to them, since their bytes are exact."""
 _LATENT_TENSORS = 10
-"""Tensors in fp32 of the latents' size in a step: x, noise, x_t, prediction, velocity, target, error, gradients."""
+"""Number of fp32 tensors of the latents' size in a step: x, noise, x_t, prediction, velocity, target, error, gradients.
+"""
 _OUTSIDE, _ROUTED = 8, 4
-"""Number of bf16 vectors of the denoiser's width per image token outside of the blocks, and how many a route adds."""
+"""Number of bf16 vectors of the denoiser's width per image token: outside of the blocks, and in addition for a route.
+"""
 
 
 @dataclass(frozen=True)
 class Peak:
-    """Bytes of a run on one GPU, by part."""
+    """Memory of a run on one GPU in bytes, by part."""
 
     training: Mapping[str, int]
-    """Everything in memory at the peak of training."""
+    """Bytes by part at the peak of training."""
     scoring: Mapping[str, int]
-    """Everything in memory at the peak of scoring; empty without a protocol."""
+    """Bytes by part at the peak of scoring; empty without a protocol."""
     host_bytes: int
-    """Host memory of the process alone."""
+    """Host memory of the process, without the shared memory."""
     shared_host: Mapping[str, int]
-    """Host memory, by content, that all processes of a machine share. Arms with the same content share its memory."""
+    """Host memory that all processes of a machine share, by content. Arms with equal content share the memory."""
     missing: Sequence[str]
-    """Parts of unknown size, and why."""
+    """Parts of unknown size, each with the reason."""
 
     @property
     def training_bytes(self) -> int:
@@ -127,7 +132,7 @@ class Peak:
 
     @property
     def bytes(self) -> int:
-        """GPU bytes that the run needs: the larger peak, with the CUDA context."""
+        """Return the GPU bytes that the run needs: the larger of the two peaks, including the CUDA context."""
         return max(self.training_bytes, self.scoring_bytes)
 
     @property
@@ -143,7 +148,7 @@ def reserved(parts: Mapping[str, int]) -> int:
 def peak_of(plan: Plan, protocol: Protocol | None = None, along: Protocol | None = None, gpus: int = 1) -> Peak:
     """Estimate the peak memory of a run and of its scoring, on each of `gpus` GPUs. No weights are read.
 
-    `along` is the protocol of the scores along training. The estimate is an upper bound: it assumes captions of
+    `along` is the protocol of the scores during training. The estimate is an upper bound: it assumes captions of
     text.max_tokens tokens, and kernels that keep as much memory as plain torch operations.
     """
     try:
@@ -172,7 +177,7 @@ class _Run:
     # Training
 
     def training(self) -> dict[str, int]:
-        """Return the parts at the peak of the phase that needs most."""
+        """Return the bytes by part in the training phase that needs most memory."""
         found = [self._phase(phase.first, self._share(phase.batch)) for phase in self.counted.phases]
         return max(found, key=lambda parts: sum(parts.values()))
 
@@ -218,19 +223,19 @@ class _Run:
         return _with_largest(held, work)
 
     def _resident(self) -> int:
-        """Return the bytes of the training images, in all sizes, that stay on the GPU."""
+        """Return the bytes of the training images that stay on the GPU, in all sizes."""
         sizes = dict.fromkeys([self.plan.data.size_px, *(stage.size_px for stage in self.plan.train.stages)])
         several = len(self.plan.data.shapes) > 1
         return 0 if several else sum(self.plan.data.at_size(size).resident_bytes for size in sizes)
 
     def _image_bytes(self, step: int) -> int:
-        """Return the bytes of an image, its latents and its caption in a step."""
+        """Return the bytes that one image needs in a step: pixels, latents and caption."""
         plan = self.plan
         embedding = text_tokens(plan) * self.counted.networks.text_width * 4
         return 2 * 3 * plan.size_px_at(step) ** 2 + 4 * _LATENT_TENSORS * latent_input(plan, step).numel() + embedding
 
     def _in_graph(self, images: int, step: int) -> bool:
-        """Return whether a pass of the denoiser is short enough to become a CUDA graph."""
+        """Return whether a denoiser pass is short enough for a CUDA graph."""
         plan = self.plan
         merges = plan.route is not None and hasattr(self.counted.networks.router, "fuse")
         if merges or not self.fused or plan.model.activation_checkpointing or plan.run.distribution.kind == "fsdp":
@@ -238,7 +243,7 @@ class _Run:
         return is_short(plan.model, plan.precision, images * prod(grid_at(plan, step)))
 
     def _text_sizes(self, images: int, step: int) -> int:
-        """Return the number of different text lengths, after rounding, of a run's batches."""
+        """Return the number of different rounded text lengths among a run's batches."""
         plan, encoder = self.plan, self.counted.networks.text
         data = plan.data
         parts = [one.data for one in data.sources.values()] if isinstance(data, MixtureSettings) else [data]
@@ -254,7 +259,9 @@ class _Run:
         return min(last, FEW_SIZES) - max(first, 1) + 1
 
     def _denoiser_bytes(self, step: int) -> int:
-        """Return the bytes per training image that the denoiser keeps for the backward pass, and needs during it."""
+        """Return the bytes per training image that the denoiser needs during the backward pass, including kept
+        activations.
+        """
         plan = self.plan
         if self.fused:
             return _fused_bytes(plan, step)
@@ -289,7 +296,7 @@ class _Run:
         return _known(repr(("text", plan.text, self.bf16)), lambda: peak_per_image(encode, self.bf16))
 
     def _frozen_text_bytes(self, images: int) -> int:
-        """Return the bytes of the encoder's pass, and of the states of all captions."""
+        """Return the bytes of a pass of the frozen text encoder, and of the encoded captions."""
         text = self.plan.text
         assert isinstance(text, FrozenTextPart)
         if text.weights not in PUBLISHED:
@@ -303,7 +310,7 @@ class _Run:
     # Losses
 
     def _seen_bytes(self, loss: LossPart, step: int) -> int:
-        """Return the bytes of a teacher's tokens of an image."""
+        """Return the bytes of a teacher's tokens for one image."""
         tokens = prod(grid_at(self.plan, step))
         if isinstance(loss, AlignmentPart):
             width = _width(loss, self.counted.networks.terms)
@@ -313,7 +320,7 @@ class _Run:
         return 0
 
     def _teacher_bytes(self, loss: LossPart, step: int, images: int) -> int:
-        """Return the activations of a loss's teacher."""
+        """Return the activation bytes of a loss's teacher."""
         teacher = getattr(loss, "teacher", None)
         if not isinstance(teacher, TeacherPart):
             return 0
@@ -367,7 +374,7 @@ class _Run:
         return work
 
     def _perceptual_bytes(self, loss: PerceptualPart, size_px: int) -> int:
-        """Return the activations of an image and its prediction in the network of a perceptual loss."""
+        """Return the activation bytes of an image and its prediction in the network of a perceptual loss."""
         number = 2 if loss.compute == "bf16" else 4
         if isinstance(loss, LpipsLossSettings):
             side_px, _ = shrunk_sides(size_px, size_px, loss.largest_px)
@@ -388,7 +395,7 @@ class _Run:
         return found
 
     def _coded(self, autoencoder: AutoencoderOutline, step: int, images: int, encode: bool) -> int:
-        """Return the activations of the images that are encoded or decoded together."""
+        """Return the activation bytes of the images that the autoencoder encodes or decodes in one pass."""
         size_px = self.plan.size_px_at(step)
         at_a_time = min(images, images_at_a_time(size_px, size_px))
         channels, sides = latent_input(self.plan, step).shape[1], latent_input(self.plan, step).shape[2:]
@@ -412,7 +419,9 @@ class _Run:
         held: dict[str, int],
         work: dict[str, int],
     ) -> None:
-        """Add the training of the autoencoder: its state, and its step through the denoiser up to the aligned block."""
+        """Add the memory for training the autoencoder: its state, and its step through the denoiser up to the aligned
+        block.
+        """
         if autoencoder is None:
             return
         plan, size_px = self.plan, self.plan.size_px_at(step)
@@ -446,7 +455,10 @@ class _Run:
     # Scoring
 
     def scoring(self, protocol: Protocol) -> dict[str, int]:
-        """Return the parts at the peak of an evaluation. Sampled weights, frozen networks and encoders stay."""
+        """Return the bytes by part at the peak of an evaluation.
+
+        The sampled weights, the frozen networks and the encoders stay in memory.
+        """
         plan, step = self.plan, self.plan.train.steps - 1
         sampled = {name: one for name, one in self.counted.networks.named.items() if not name.startswith("losses_")}
         weights = sum(one.numel() * one.element_size() for one in sampled.values())
@@ -493,7 +505,7 @@ class _Run:
             self.missing.append(f"sampling: what '{sampler.guidance.kind}' or '{sampler.method}' of a plugin holds")
 
     def _forward(self, images: int, texts: int, step: int) -> int:
-        """Return the bytes of a pass without gradient, with keys and values of the texts in every block."""
+        """Return the bytes of a pass without gradients. Every block keeps the keys and values of the texts."""
         plan = self.plan
         model, number = plan.model, 2 if self.bf16 else 4
         text = texts * 2 * model.width * text_tokens(plan) * model.depth * number
@@ -525,21 +537,21 @@ class _Run:
 
 
 def _with_largest(held: Mapping[str, int], work: Mapping[str, int]) -> dict[str, int]:
-    """Return the held parts, and the largest of the parts that work one after the other."""
+    """Return the held parts, and the largest of the parts that run one after the other."""
     largest = max(work, key=lambda name: work[name])
     return {**{name: size for name, size in held.items() if size}, largest: work[largest]}
 
 
 def _block_bytes(plan: Plan, tokens: int) -> int:
-    """Return the bytes that our kernels make for an image in one block."""
+    """Return the bytes that tintype's kernels allocate for one image in one block."""
     return 2 * tokens * (12 * plan.model.width + 3 * plan.model.hidden)
 
 
 def _fused_bytes(plan: Plan, step: int) -> int:
-    """Return the activations of an image with our kernels.
+    """Return the activation bytes of an image with tintype's kernels.
 
-    These are the tensors that the blocks keep, the gradients of one block's tensors during the backward pass, and a few
-    vectors of the denoiser's width outside of the blocks.
+    They consist of the tensors that the blocks keep, the gradients of one block's tensors, and a few vectors of the
+    denoiser's width outside of the blocks.
     """
     tokens = prod(grid_at(plan, step))
     outside = 2 * plan.model.width * tokens * (_OUTSIDE + (_ROUTED if plan.route else 0))
@@ -547,11 +559,11 @@ def _fused_bytes(plan: Plan, step: int) -> int:
 
 
 _lengths: dict[str, Tensor] = {}
-"""Lengths of some captions, by all settings that decide them."""
+"""Cached lengths of some captions, by all settings that determine the captions."""
 
 
 def _caption_lengths(plan: Plan, encoder: WordsEncoder, step: int) -> Tensor:
-    """Return the numbers of tokens of some captions of scenes, as training reads them at a step."""
+    """Return the numbers of tokens of some scene captions, as training reads them at a step."""
     source = open_source(plan.data, "train", torch.device("cpu"))
     first = plan.train.images_before(step)
     ids = open_order(plan.seed, plan.data, plan.train, source).ids(first, _SAMPLED_CAPTIONS)
@@ -561,7 +573,7 @@ def _caption_lengths(plan: Plan, encoder: WordsEncoder, step: int) -> Tensor:
 
 
 _counts: dict[str, int] = {}
-"""Cached counts, by all settings that decide them, since many arms of a study have the same networks."""
+"""Cached counts, by all settings that determine them. Many arms of a study have the same networks."""
 
 
 def _known(key: str, count: Callable[[], int]) -> int:
@@ -571,7 +583,7 @@ def _known(key: str, count: Callable[[], int]) -> int:
 
 
 def forward_bytes(outline: Outline) -> int:
-    """Return the activations of an image in a frozen network."""
+    """Return the activation bytes of an image in a frozen network."""
     key = repr((type(outline.network).__name__, outline.numbers, outline.input_px))
     form = (3, *outline.input_px)
     whole = _known(key, lambda: peak_per_image(_without_gradient(outline.forward, form)))
@@ -588,7 +600,7 @@ def _without_gradient(run: Callable[[Tensor], object], form: Sequence[int]) -> C
 
 @cache
 def _text_bytes(source: str, tokens: int) -> int:
-    """Return the activations of a caption in a frozen text encoder, in fp32."""
+    """Return the activation bytes of a caption in a frozen text encoder, in fp32."""
     network = PUBLISHED[source]
 
     def encode(captions: int) -> None:
@@ -606,7 +618,7 @@ def _lpips(net: Net) -> Lpips:
 
 @cache
 def _lpips_bytes(net: Net, side_px: int) -> int:
-    """Return the activations of an image and its prediction in LPIPS, with gradient, in fp32."""
+    """Return the activation bytes of an image and its prediction in LPIPS, in fp32 and with gradients."""
     network = _lpips(net)
 
     def compare(images: int) -> None:
@@ -618,7 +630,10 @@ def _lpips_bytes(net: Net, side_px: int) -> int:
 
 @cache
 def _dino_pair_bytes(source: str, side_px: int) -> int:
-    """Return the activations of an image and its prediction in DINO, with gradient for one, in fp32."""
+    """Return the activation bytes of an image and its prediction in DINO, in fp32.
+
+    Only the prediction has gradients.
+    """
     network = PUBLISHED[source].build()
 
     def compare(images: int) -> None:
@@ -632,7 +647,7 @@ def _dino_pair_bytes(source: str, side_px: int) -> int:
 
 
 def _tensor(found: Untyped) -> Tensor:
-    """Return the tensor that an autoencoder returns, whatever its wrapper."""
+    """Return the tensor in an autoencoder's output, which may be wrapped in an object."""
     for name in ("latent_dist", "mean", "sample", "latent", "mean_BCHW"):
         if not isinstance(found, Tensor) and hasattr(found, name):
             found = getattr(found, name)
@@ -641,12 +656,12 @@ def _tensor(found: Untyped) -> Tensor:
 
 
 def _width(loss: AlignmentPart, terms: Mapping[str, tuple[LossPart, object]]) -> int:
-    """Return the width of a teacher's tokens; 0 if it is not known."""
+    """Return the width of a teacher's tokens; 0 if it is unknown."""
     part = terms[loss.kind][0] if loss.kind in terms else None
     return part.teacher.width() if isinstance(part, AlignmentPart) else 0
 
 
 def _distance_bytes(protocol: Protocol, features: int) -> int:
-    """Return the bytes of both sets' features in float64, of the metrics' intermediate results, and of covariances."""
+    """Return the bytes of both sets' features in float64, the covariances, and the metrics' intermediate results."""
     images = protocol.reference_count + max([one.count or 0 for one in protocol.conditions], default=0)
     return 8 * (4 * images * features + 6 * features**2)

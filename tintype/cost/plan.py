@@ -1,8 +1,8 @@
 """Cost of a plan before it is trained: parameters, operations, memory, and time on GPUs.
 
-Parameters, operations, and the bytes of weights, gradients, optimizer and averages are counted exactly. For this, the
-networks are built without values (torch's meta device). Activations and time are estimates: see `activation_bytes` and
-`Speed`.
+Parameters, operations, and the bytes of weights, gradients, optimizer and averages are counted exactly. For these
+counts, the networks are built without values (torch's meta device). Activations and time are estimates: see
+`activation_bytes` and `Speed`.
 
 B: samples. L: image tokens. S: text tokens. D: width of the denoiser.
 """
@@ -54,7 +54,7 @@ T = TypeVar("T")
 META = torch.device("meta")
 _BLOCKS = "denoiser.blocks."
 _BYTES = {"bf16": 2}
-"""Bytes per number of a frozen network, by its compute type; 4 for all others."""
+"""Bytes per number of a frozen network for each compute dtype; 4 for all other dtypes."""
 _WITH_TEACHER = (AlignmentPart, ClassTokenSettings, AttentionSettings)
 """Losses that use a frozen teacher."""
 _COUNTED = (
@@ -65,15 +65,15 @@ _COUNTED = (
     LpipsLossSettings,
     ContrastiveSettings,
 )
-"""Losses without uncounted operations: all their matrix products are counted, or only the teacher has any."""
+"""Losses whose matrix products are all counted, or only occur in the teacher."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A kind of GPU, by its data sheet."""
+    """Data sheet of a kind of GPU."""
 
     peak_flop_per_s: float
-    """Peak speed of dense matrix products in bf16, in operations per second."""
+    """Peak speed of dense bf16 matrix products, in operations per second."""
     memory_gb: float
 
 
@@ -87,7 +87,7 @@ GPUS = {
 }
 USUAL_GPU = "h200"
 UTILISATION = 0.4
-"""Fraction of the peak speed that time estimates assume. This number is not measured."""
+"""Fraction of the peak speed that time estimates assume. It is an assumption, not a measurement."""
 
 
 @dataclass(frozen=True)
@@ -118,15 +118,15 @@ class Tower:
 
 @dataclass(frozen=True)
 class Phase:
-    """A range of training steps that all cost the same."""
+    """A range of training steps that have the same cost."""
 
     first: int
     end: int
     size_px: int
     batch: int
-    """Images of a step."""
+    """Number of images per step."""
     flops: Mapping[str, float]
-    """Operations of one image, by part: forward and backward for trained networks, forward for frozen ones."""
+    """Operations per image, by part. Trained networks count forward and backward, frozen networks only forward."""
 
     @property
     def steps(self) -> int:
@@ -141,8 +141,8 @@ class Phase:
 class Memory:
     """Bytes on one GPU. All parts except `copies` and `activations` are exact.
 
-    The sum is an estimate of the peak. It can be too high: activations are freed while gradients are made. It can be
-    too low: images, noise and prediction outside the blocks are not included, and they are large in pixel space.
+    The sum is an estimate of the peak. It can be too high, since activations are freed while gradients are allocated.
+    It can be too low, since images, noise and the prediction are not included. These are large in pixel space.
     """
 
     weights: int
@@ -152,9 +152,12 @@ class Memory:
     towers: int
     """Weights of frozen networks."""
     copies: int
-    """An estimate: the blocks' matrices in bf16, which matrix products read instead of the fp32 weights."""
+    """Estimated bytes of the bf16 copies of the blocks' matrices.
+
+    Matrix products read these copies, not the fp32 weights.
+    """
     activations: int
-    """An estimate: see `activation_bytes`."""
+    """Estimated bytes of activations: see `activation_bytes`."""
 
     @property
     def total(self) -> int:
@@ -167,20 +170,20 @@ class PlanCost:
 
     plan: str
     parameters: Mapping[str, int]
-    """Parameters of trained networks, by the part that owns them."""
+    """Number of parameters of the trained networks, by the part that owns them."""
     towers: Mapping[str, Tower]
     phases: Sequence[Phase]
     optimizer_flops: float
-    """Matrix products of the optimizer in a step."""
+    """Operations of the optimizer's matrix products in a step."""
     memory: Memory
     accumulate: int
-    """Micro-batches of a step."""
+    """Number of micro-batches per step."""
     caption_tokens: int
-    """Number of tokens assumed for each caption: the maximum."""
+    """Number of tokens assumed for each caption, which is the maximum."""
     gpus: int
     speed: Speed
     missing: Sequence[str] = field(default_factory=tuple)
-    """Parts that are not counted, and why."""
+    """Parts that are not counted, each with the reason."""
 
     @property
     def trained(self) -> int:
@@ -188,7 +191,7 @@ class PlanCost:
 
     @property
     def step_flops(self) -> float:
-        """Operations of a step, the mean over the run."""
+        """Return the operations of a step, averaged over the run."""
         return self.run_flops / self.phases[-1].end
 
     @property
@@ -196,13 +199,13 @@ class PlanCost:
         return self.flops_until(self.phases[-1].end)
 
     def flops_until(self, step: float) -> float:
-        """Return the operations of the run's first steps."""
+        """Return the operations of the run up to a step."""
         counts = (max(0.0, min(step, phase.end) - phase.first) for phase in self.phases)
         costs = (phase.batch * phase.image_flops + self.optimizer_flops for phase in self.phases)
         return sum(count * cost for count, cost in zip(counts, costs, strict=True))
 
     def micro_batch(self, phase: Phase) -> int:
-        """Return the images of a micro-batch on one GPU."""
+        """Return the number of images of a micro-batch on one GPU."""
         return phase.batch // self.accumulate // self.gpus
 
     @property
@@ -215,18 +218,18 @@ class PlanCost:
 
     @property
     def days(self) -> float:
-        """Return the days that the run takes on all GPUs, if no GPU waits for another."""
+        """Return the days that the run takes on all GPUs, if no GPU waits for another GPU."""
         return self.gpu_hours / self.gpus / 24
 
     @property
     def images_per_s(self) -> float:
-        """Return the images per second of all GPUs, the mean over the run."""
+        """Return the images per second of all GPUs, averaged over the run."""
         images = sum(phase.batch * phase.steps for phase in self.phases)
         return images * self.gpus * self.speed.flop_per_s / self.run_flops
 
 
 def cost_of_plan(plan: Plan, speed: Speed, gpus: int = 1) -> PlanCost:
-    """Return the cost of a run on this many GPUs. No weights are read, and nothing is computed."""
+    """Return the cost of a run on this many GPUs, without reading weights or computing anything."""
     for batch in plan.train.batches:
         if (micro_batch := batch // plan.train.accumulate) % gpus:
             raise UserError(
@@ -287,7 +290,7 @@ def _size(dtype: torch.dtype | None) -> int:
 
 
 def _shards(plan: Plan, gpus: int) -> int:
-    """Return the number of GPUs over which the weights are sharded."""
+    """Return the number of GPUs among which the weights are sharded."""
     how = plan.run.distribution
     return min(how.shards or gpus, gpus) if how.kind == "fsdp" else 1
 
@@ -295,10 +298,10 @@ def _shards(plan: Plan, gpus: int) -> int:
 def activation_bytes(plan: Plan, images: int, step: int = 0) -> int:
     """Estimate the bytes that the blocks keep for the backward pass of a micro-batch.
 
-    For each image token, a block keeps 12 vectors of the denoiser's width and 3 of the MLP's width. They are the norms'
-    inputs and outputs, the projections, q and k before and after norm and rotation, the attention's output, gate, up
-    and their product. For each text token, a block keeps 3 vectors of the denoiser's width. With activation
-    checkpointing, a block keeps one vector per token, and only one block at a time keeps all.
+    For each image token, a block keeps 12 vectors of the denoiser's width and 3 of the MLP's width. These are inputs
+    and outputs of norms, projections, q and k before and after norm and rotation, and the attention's output. In the
+    MLP, these are gate, up and their product. For each text token, a block keeps 3 vectors of the denoiser's width.
+    With activation checkpointing, a block keeps one vector per token, and only one block at a time keeps all.
     """
     model, tokens = plan.model, _tokens(plan, step)
     of_block = 12 * model.width + 3 * model.hidden
@@ -318,7 +321,7 @@ def _tokens(plan: Plan, step: int) -> int:
 
 
 def text_tokens(plan: Plan) -> int:
-    """Return the maximum number of tokens of a caption, which is assumed for all."""
+    """Return the maximum number of tokens of a caption. Every caption is assumed to have this number."""
     count = getattr(plan.text, "max_tokens", None)
     if not isinstance(count, int):
         raise UserError(
@@ -334,7 +337,7 @@ def grid_at(plan: Plan, step: int) -> tuple[int, int]:
 
 
 class SizedTeacher(TeacherPart):
-    """A teacher in which only the token width is used."""
+    """Placeholder for a teacher, of which only the token width is known."""
 
     kind: str = "sized"
     tokens_width: int
@@ -345,11 +348,11 @@ class SizedTeacher(TeacherPart):
 
 @dataclass(frozen=True)
 class Networks:
-    """All trained modules, without numbers, in their storage types."""
+    """All trained modules, without values, in their storage dtypes."""
 
     denoiser: Transformer
     text: WordsEncoder | None
-    """The built-in encoder if it is trained; a plugin's encoder has its parameters in `named` alone."""
+    """The built-in text encoder if it is trained. The parameters of a plugin's encoder are only in `named`."""
     router: Router
     terms: Mapping[str, tuple[LossPart, LossTerm]]
     text_width: int
@@ -430,7 +433,7 @@ class Counted:
         return width
 
     def _terms(self) -> Iterator[tuple[str, tuple[LossPart, LossTerm]]]:
-        """Yield the loss terms. A term with an unknown teacher is left out."""
+        """Yield the loss terms. Terms with an unknown teacher are left out."""
         plan, source = self.plan, None
         context = LossContext(plan.model.width, plan.token_grid, META, source, "")  # type: ignore[arg-type]
         for loss in plan.losses:
@@ -454,7 +457,7 @@ class Counted:
     # Frozen networks
 
     def _towers(self) -> Iterator[tuple[str, tuple[Tower, Untyped]]]:
-        """Yield the frozen networks, with the number of their values in a GPU's memory."""
+        """Yield the frozen networks, each with the number of its values in GPU memory."""
         plan = self.plan
         if isinstance(plan.text, FrozenTextPart):
             yield from self._tower("text", plan.text.weights, plan.text.compute)
@@ -505,7 +508,7 @@ class Counted:
                 yield name, self._loss_flops(running[name], network, step)
 
     def _average_flops(self, step: int) -> dict[str, float]:
-        """Return the forward passes of the weight average, by the loss that uses them."""
+        """Return the operations of forward passes of the weight average, by the loss that uses them."""
         plan, networks = self.plan, self.networks
         route = networks.router.whole()
 
@@ -519,7 +522,7 @@ class Counted:
         return {loss.kind: forward_flops(partial(tap, loss.teacher_block - 1)) for loss in losses}
 
     def _loss_flops(self, loss: LossPart, network: Untyped, step: int) -> float:
-        """Return the operations of a frozen network for a loss.
+        """Return the operations of a loss's frozen network.
 
         A perceptual network reads two images, one of them with a gradient. A cached teacher is not counted, since it
         runs only once per image.
@@ -554,7 +557,7 @@ def _encoder_flops(tokenizer: TokenizerPart, size_px: int) -> float:
 
 @cache
 def _teacher_flops(teacher: TeacherPart, grid: tuple[int, int]) -> float:
-    """Return the operations of a teacher that has as many patches as the denoiser has tokens."""
+    """Return the operations of a teacher with as many patches as the denoiser has tokens."""
     outline = teacher.outline(grid)
     assert outline is not None
     return forward_flops(partial(outline.forward, torch.empty(1, 3, *outline.input_px, device=META)))
@@ -566,7 +569,7 @@ def _tower(network: nn.Module, arithmetic: str) -> Tower:
 
 
 def _stored(network: Lpips) -> Tower:
-    """Count the weights of LPIPS, which are buffers. Each counts in its own dtype: under bf16 the last stay in fp32."""
+    """Count the weights of LPIPS by dtype. The weights are buffers, and under bf16 the last of them stay in fp32."""
     weights = list(network.buffers())
     return Tower(sum(one.numel() for one in weights), sum(one.numel() * one.element_size() for one in weights))
 
@@ -576,7 +579,7 @@ def _image(side_px: int) -> Tensor:
 
 
 def _edges(plan: Plan) -> list[int]:
-    """Return the steps at which the cost of a step changes, from 0 to the end of the run."""
+    """Return the steps at which the cost per step changes, including 0 and the last step."""
     found = {0, plan.train.steps, *(stage.until for stage in plan.train.stages)}
     route = getattr(plan.route, "schedule", None)
     schedules = [loss.schedule for loss in plan.losses] + ([route] if isinstance(route, Schedule) else [])
@@ -586,7 +589,7 @@ def _edges(plan: Plan) -> list[int]:
 
 
 def known_network(missing: list[str], name: str, source: str, outline: Callable[[], T | None]) -> T | None:
-    """Return a frozen network without its weights; if its sizes are unknown, record it in `missing`."""
+    """Return a frozen network without its weights. If its sizes are unknown, record it in `missing`."""
     try:
         found = outline()
     except UserError as error:
@@ -598,7 +601,9 @@ def known_network(missing: list[str], name: str, source: str, outline: Callable[
 
 
 def denoiser_flops(counted: Counted, step: int, alone: bool = False) -> float:
-    """Count forward and backward of one image through all trained modules; `alone`: through the denoiser only."""
+    """Count the operations of one image, forward and backward, through all trained modules; with `alone`, only through
+    the denoiser.
+    """
     plan, networks = counted.plan, counted.networks
     rows, columns = grid_at(plan, step)
     x_t_BCHW = latent_input(plan, step)
@@ -637,17 +642,17 @@ def denoiser_flops(counted: Counted, step: int, alone: bool = False) -> float:
 
 
 def latent_input(plan: Plan, step: int, images: int = 1) -> Tensor:
-    """Return the latents of images."""
+    """Return latents without values for a number of images."""
     sides = (side * plan.model.patch for side in grid_at(plan, step))
     return torch.empty(images, plan.tokenizer.compression.channels, *sides, device=META)
 
 
 _known: dict[str, float] = {}
-"""Cached counts, by all settings that decide them, since many arms of a study have the same denoiser."""
+"""Cached counts, by all settings that determine them. Many arms of a study have the same denoiser."""
 
 
 def class_input(plan: Plan, images: int, device: torch.device) -> Tensor | None:
-    """Return class tokens of zeros; None for a denoiser without one."""
+    """Return class tokens of zeros; None for a denoiser without class token."""
     width = plan.model.class_token
     return torch.zeros(images, width, device=device) if width else None
 
@@ -657,7 +662,7 @@ def teacher_width(term: AlignmentTerm) -> int:
 
 
 def text_input(plan: Plan, networks: Networks, given: bool, images: int = 1) -> TextTokens:
-    """Return the encoded captions of images. With `given`, the encoding counts as an input and has no operations."""
+    """Return the encoded captions of images. With `given`, they are an input and their encoding has no operations."""
     count = text_tokens(plan)
     mask_BS = torch.ones(images, count, dtype=torch.bool, device=META)
     if given or networks.text is None:
@@ -675,7 +680,10 @@ def route_at(plan: Plan, router: Router, tokens: int, step: int, images: int = 1
 
 
 def flops_of(work: Callable[[], object]) -> float:
-    """Count the operations of matrix products and convolutions; a multiplication with its addition is two."""
+    """Count the operations of matrix products and convolutions.
+
+    A multiplication with its addition counts as two operations.
+    """
     counter = FlopCounterMode(display=False)
     with counter:
         work()
@@ -691,10 +699,10 @@ _WARM_UP_STEPS, _TIMED_STEPS = 3, 5
 
 
 def measured_speed(plan: Plan, device: torch.device, images: int) -> Speed:
-    """Measure the operations per second in steps of the denoiser and its optimizer, on random latents and texts.
+    """Measure the operations per second in steps of the denoiser and its optimizer, with random latents and texts.
 
-    No weights are loaded, and frozen networks are assumed to be equally fast. If a micro-batch does not fit into
-    memory, a half or smaller fraction of it is measured.
+    No weights are loaded, and frozen networks are assumed to run at the same speed. If a micro-batch does not fit into
+    memory, a half or a smaller fraction of it is measured.
     """
     counted = Counted(plan)
     while True:

@@ -1,9 +1,9 @@
 """Write Arrow IPC files, and check foreign Arrow files before they are read.
 
 An uncompressed buffer is memory-mapped and takes no memory. A compressed buffer states its unpacked size, and Arrow's
-reader allocates that many bytes. So a malicious file of a few kilobytes could make the reader allocate gigabytes. The
-tools that write the supported formats do not compress buffers, so compressed files are refused. The messages are parsed
-as the format defines them (Apache Arrow, `Message.fbs`, in FlatBuffers).
+reader allocates that many bytes. So a malicious file of a few kilobytes could make the reader allocate gigabytes.
+Compressed files are refused: no tool that writes a supported format compresses buffers. Messages are parsed according
+to the format's definition (Apache Arrow, `Message.fbs`, in FlatBuffers).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pyarrow
 from tintype.errors import UserError, as_user_error
 
 FILE_HEAD = 8
-"""Bytes before the stream in a file of the Arrow file format, which has a footer."""
+"""Number of bytes before the stream in the Arrow file format. Unlike the stream format, it also has a footer."""
 _WAY_TO_BATCH, _COMPRESSION = {"record batch": (2,), "dictionary": (2, 1)}, 3
 """FlatBuffers field numbers: the path from a message to its record batch, and the batch's `compression` field."""
 
@@ -57,7 +57,7 @@ def _is_compressed(message: pyarrow.Message) -> bool:
 
 
 def _place(data: bytes, table: int, field: int) -> int | None:
-    """Return the position of a field in a FlatBuffers table, or None if the table lacks the field."""
+    """Return the position of a field in a FlatBuffers table; None if the table lacks the field."""
     fields = table - struct.unpack_from("<i", data, table)[0]
     (size,) = struct.unpack_from("<H", data, fields)
     at = 4 + 2 * field

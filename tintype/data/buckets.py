@@ -3,13 +3,13 @@
 An image goes to the bucket with the nearest aspect ratio. The image is shrunk until it covers the bucket's shape, and
 is center-cropped.
 
-The order is a pure function of (seed, position). Each bucket has an endless stream of its images, shuffled again in
-each epoch. The stream is split into units. A unit is one micro-batch over all ranks, so a step has the same images for
-any number of ranks. If stages have micro-batches of several sizes, a unit holds whole micro-batches of every stage.
+The order is a pure function of (seed, position). Each bucket has an endless stream of its images, reshuffled in each
+epoch. Each stream is split into units. A unit is one micro-batch over all ranks, so a step has the same images for any
+number of ranks. If stages have micro-batches of several sizes, a unit holds whole micro-batches of every stage.
 
-Epoch e shuffles together all units that end within the e-th pass over their bucket. Images that do not fill a unit join
-the bucket's first unit of the next epoch. So no image is left out, and a bucket's stream repeats an image only after
-all images of the bucket.
+Epoch e consists of all units that end within the e-th pass over their bucket, in random order. Images that do not fill
+a unit join the bucket's first unit of the next epoch. So no image is left out, and a bucket's stream repeats an image
+only after it has had all images of the bucket.
 
 In a stage of smaller images each shape is scaled down, and an image stays in its bucket. So the order does not depend
 on the stages' sizes.
@@ -52,7 +52,10 @@ def shapes(size_px: int, unit_px: int, ratio: float) -> list[Shape]:
 
 
 def nearest_shape(height_N: Tensor, width_N: Tensor, chosen: Sequence[Shape]) -> Tensor:
-    """Return for each image the index of the shape with the nearest aspect ratio, by the distance of logarithms."""
+    """Return for each image the index of the shape with the nearest aspect ratio.
+
+    The distance is the difference of the ratios' logarithms.
+    """
     ratio_N = height_N.double().log() - width_N.double().log()
     ratio_S = torch.tensor([math.log(height / width) for height, width in chosen], dtype=torch.float64)
     return (ratio_N[:, None] - ratio_S).abs().argmin(1)
@@ -61,9 +64,9 @@ def nearest_shape(height_N: Tensor, width_N: Tensor, chosen: Sequence[Shape]) ->
 def scaled_shape(shape: Shape, size_px: int, stage_px: int, unit_px: int) -> Shape:
     """Scale a shape for data of `size_px` down to a stage of `stage_px`, in multiples of `unit_px`.
 
-    Both sides shrink by stage_px / size_px and are rounded up or down to a multiple. The result has the nearest aspect
-    ratio, and at equal ratios the most pixels, of all such shapes with at most stage_px² pixels. Raise ValueError if a
-    side would be shorter than `unit_px`.
+    Both sides shrink by stage_px / size_px and are rounded up or down to a multiple. Of these shapes, only those with
+    at most stage_px² pixels are considered. The result has the nearest aspect ratio, and among equal ratios the most
+    pixels. Raise ValueError if a side would be shorter than `unit_px`.
     """
     height, width = shape
     if min(height, width) * stage_px < unit_px * size_px:
@@ -74,7 +77,7 @@ def scaled_shape(shape: Shape, size_px: int, stage_px: int, unit_px: int) -> Sha
         return {below * unit_px, (below + (rest > 0)) * unit_px}
 
     def loss(found: Shape) -> tuple[Fraction, int]:
-        """Return the factor by which the aspect ratios differ, and the number of pixels below stage_px²."""
+        """Return by which factor the two aspect ratios differ, and how many pixels the shape lacks to stage_px²."""
         high, wide = found[0] * width, found[1] * height
         return Fraction(max(high, wide), min(high, wide)), stage_px**2 - found[0] * found[1]
 
@@ -84,7 +87,10 @@ def scaled_shape(shape: Shape, size_px: int, stage_px: int, unit_px: int) -> Sha
 
 @dataclass(frozen=True, eq=False)
 class Bucketed:
-    """The order of images: each micro-batch over all ranks comes from one bucket. `bucket_N` is each image's bucket."""
+    """The order of images.
+
+    All images of a micro-batch, over all ranks, come from one bucket. `bucket_N` has the bucket of each image.
+    """
 
     seed: int
     bucket_N: Tensor
@@ -125,7 +131,7 @@ class Bucketed:
         return [epoch * len(members) // self.unit for members in self._members]
 
     def _place(self, index: int) -> tuple[int, int]:
-        """Return the bucket of a unit, and the unit's number within the bucket."""
+        """Return the bucket of a unit, and the unit's index within the bucket."""
         most = (index + 1) * self.unit // max(len(members) for members in self._members) + 1
         epoch = bisect_right(range(most + 1), index, key=lambda epoch: sum(self._units_before(epoch))) - 1
         before, after = self._units_before(epoch), self._units_before(epoch + 1)

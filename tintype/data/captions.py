@@ -1,4 +1,4 @@
-"""Captions for training: pick one caption per sample, then optionally drop parts of it, truncate it or drop it.
+"""Choose one caption per sample, then optionally drop parts of it, truncate it, or drop all of it.
 
 Every draw is a function of (seed, sample position), so the captions do not depend on the number of ranks and
 micro-batches. The results are strings, which a cache of encoded texts can use as keys.
@@ -21,7 +21,10 @@ NULL_CAPTION = ""
 
 
 class CaptionsPart(Part):
-    """The kind picks a caption. Settings that all kinds share then apply in order: parts, words, tokens, dropout."""
+    """The kind chooses a caption.
+
+    Then the settings that all kinds share apply in this order: parts, words, tokens, dropout.
+    """
 
     keep_parts: float = Field(
         1.0,
@@ -41,14 +44,17 @@ class CaptionsPart(Part):
 
     @property
     def common(self) -> dict[str, Any]:
-        """Return the settings that all kinds of captions share. They stay when the kind changes."""
+        """Return the settings that all kinds of captions share. A change of the kind keeps these settings."""
         return {key: getattr(self, key) for key in CaptionsPart.model_fields if key != "kind"}
 
     def check(self, plan: PlanView) -> None:
         """Raise ValueError if these captions do not fit the plan."""
 
     def pick(self, captions: Mapping[str, str], u: float, step: int) -> str:
-        """Pick one of an image's captions by a uniform draw u in [0, 1); return the null caption if there is none."""
+        """Choose one of an image's captions by a uniform draw u in [0, 1).
+
+        Return the null caption if the image has no caption.
+        """
         raise NotImplementedError
 
     def columns(self) -> frozenset[str]:
@@ -93,9 +99,10 @@ def describe_weights(weights: Mapping[str, float]) -> str:
 
 
 def pick_weighted(captions: Mapping[str, str], weights: Mapping[str, float], u: float) -> str:
-    """Pick one of the present captions by weight; return the null caption if every weighted column is empty.
+    """Choose one of the non-empty captions at random by weight.
 
-    Columns are sorted by name: their order in the plan does not matter.
+    Return the null caption if every weighted column is empty. Columns are sorted by name, so their order in the plan
+    does not matter.
     """
     there = [
         (captions[column], weight)
@@ -111,10 +118,10 @@ def pick_weighted(captions: Mapping[str, str], weights: Mapping[str, float], u: 
 
 
 class MixSettings(CaptionsPart):
-    """Each sample reads one of several captions of its image, drawn by their weights.
+    """Each sample reads one of the captions of its image, drawn by weight.
 
     A missing or empty caption is never drawn: its weight goes to the image's other captions in proportion. PRX gives
-    such a caption a weight of 1e-9, so that PRX can still draw it.
+    such a caption a weight of 1e-9, so PRX can still draw it.
     """
 
     kind: Literal["mix"] = "mix"
@@ -135,11 +142,12 @@ class MixSettings(CaptionsPart):
 
 
 class CurriculumSettings(CaptionsPart):
-    """Training reads one caption column first, then more and more of a mix.
+    """Training first reads a single caption column, then gradually more of a mix of columns.
 
-    PRX's authors advise ending training on a mix of long and short captions, but give no numbers. This project chose
-    the start and the length of the change. With the schedule's factor s, a sample reads the first column with weight
-    1 - s and the mix with weight s. A falling schedule (cosine) goes from the mix to the first column.
+    PRX's authors advise ending training on a mix of long and short captions, but give no numbers. The start and the
+    duration of the change are this project's choice. With the schedule's factor s, a sample reads the first column with
+    weight 1 - s and the mix with weight s. With a falling schedule (cosine), training goes from the mix to the first
+    column.
     """
 
     kind: Literal["curriculum"] = "curriculum"
@@ -167,13 +175,16 @@ class CurriculumSettings(CaptionsPart):
             )
 
     def weights_at(self, step: int) -> dict[str, float]:
-        """Return the weights at a step; they sum to 1."""
+        """Return the weight of each column at a step; the weights sum to 1."""
         share, total = self.schedule.factor(step), sum(self.weights.values())
         weights = {column: share * weight / total for column, weight in self.weights.items()}
         return {**weights, self.first: weights.get(self.first, 0.0) + 1 - share}
 
     def pick(self, captions: Mapping[str, str], u: float, step: int) -> str:
-        """Pick a caption by the step's weights; if the image lacks these captions, pick another of its columns."""
+        """Choose a caption by the step's weights.
+
+        If the image lacks all captions with a weight, choose one from its other columns.
+        """
         every = {self.first: 1.0, **self.weights}
         return pick_weighted(captions, self.weights_at(step), u) or pick_weighted(captions, every, u)
 
@@ -188,9 +199,9 @@ class CurriculumSettings(CaptionsPart):
 @dataclass(frozen=True)
 class Captions:
     texts: list[str]
-    """One caption for each sample."""
+    """One caption per sample."""
     lacking: int
-    """Number of images without a caption to pick, counted before dropout. Training uses the null caption for them."""
+    """Number of images without any caption, counted before dropout. Training uses the null caption for these images."""
 
 
 def captions_of(
@@ -198,7 +209,7 @@ def captions_of(
 ) -> Captions:
     """Return the caption of each sample, drawn by sample position.
 
-    The draws are made on the host, so that it does not wait for the GPU.
+    The host makes the draws, so that it does not wait for the GPU.
     """
     choice, drop = draws.uniform("caption", (2,)).unbind(1)
     texts = [settings.pick(record.captions, u, step) for record, u in zip(records, choice.tolist(), strict=True)]
@@ -218,22 +229,28 @@ _BETWEEN_PARTS = re.compile(r"(?<=[.!?;,])\s+|(?<=[。！？；，、])\s*|(?<!\
 
 
 def parts_of(caption: str) -> list[str]:
-    """Split a caption into sentences, and clauses between commas and semicolons, each with its closing mark.
+    """Split a caption into clauses at the ends of sentences, at commas and at semicolons.
 
-    A comma within a number does not end a clause, since no space follows the comma.
+    Each clause keeps its closing mark. A comma within a number does not end a clause, since no space follows the comma.
     """
     return [part for part in _BETWEEN_PARTS.split(caption.strip()) if part]
 
 
 def keep_some(texts: Sequence[str], probability: float, draws: Draws) -> list[str]:
-    """Keep each part of each text with this probability, in order. If none is kept, keep a random part."""
+    """Keep each part of each text with this probability, in the original order.
+
+    If no part remains, keep one random part.
+    """
     parts = [parts_of(text) for text in texts]
     u_BP = draws.uniform("caption-parts", (1 + max(map(len, parts), default=0),)).tolist()
     return [_kept(text, its, probability, u) for text, its, u in zip(texts, parts, u_BP, strict=True)]
 
 
 def _kept(text: str, parts: list[str], probability: float, u: Sequence[float]) -> str:
-    """Keep each part whose draw in `u[1:]` is below the probability; if there is none, the part that `u[0]` picks."""
+    """Keep each part whose draw in `u[1:]` is below the probability.
+
+    If no part remains, keep the part that `u[0]` selects.
+    """
     if not parts:
         return text
     kept = [part for part, own in zip(parts, u[1:], strict=False) if own < probability]

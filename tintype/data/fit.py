@@ -1,14 +1,14 @@
-"""Bring images to a size: shrink to cover and crop, or stretch. Images are never enlarged.
+"""Fit images to a size by shrinking and cropping, or by stretching. Images are never enlarged.
 
 An image is shrunk on the CPU in float64, as two products with sparse matrices (`pretrained/preprocess.py`). Each output
-pixel depends on a few input pixels. So only the blocks around the diagonal are multiplied, and only the cropped part is
+pixel depends on a few input pixels. So only blocks around the diagonal are multiplied, and only the cropped part is
 computed. This takes about an eighth of the time of the full products.
 
-The resulting bytes equal those of the full matrix products. Blocked and full products add the same numbers, but perhaps
-in another order, so the last bit of a sum can differ. That bit changes a byte only if the sum lies midway between two
+The resulting bytes equal those of the full matrix products. Blocked and full products add the same numbers in possibly
+different orders, so the last bit of a sum can differ. This bit changes a byte only if the sum lies midway between two
 byte values, for example the average of two pixels. An image with such a sum is shrunk by the full products.
 
-C: channels. H, W: rows, columns. O, I: pixels out and in along one axis.
+C: channels. H, W: rows, columns. O, I: output and input pixels along one axis.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def covering(image_CHW: Tensor, height_px: int, width_px: int) -> Tensor:
 
 
 def stretched(image_CHW: Tensor, height_px: int, width_px: int) -> Tensor:
-    """Resize the whole image to height and width, each by its own factor."""
+    """Resize the whole image to this height and width. Each axis has its own scale factor."""
     return _fitted(image_CHW, height_px, width_px, slice(0, height_px), slice(0, width_px))
 
 
 def crop(image_CHW: Tensor, size_px: int, down: float, right: float) -> Tensor:
-    """Crop a square. `down` and `right` give the crop's position as fractions of the free pixels."""
+    """Crop a square. `down` and `right` are the position of the crop, as fractions of the pixels that are left over."""
     height, width = image_CHW.shape[-2:]
     return image_CHW[:, _cut(down, height, size_px), _cut(right, width, size_px)]
 
@@ -67,7 +67,7 @@ def refuse_small(name: str, image_CHW: Tensor, size_px: int) -> None:
 
 
 def _cut(share: float, from_px: int, size_px: int) -> slice:
-    """Return the slice of `size_px` pixels that leaves the fraction `share` of the free pixels before it."""
+    """Return a slice of `size_px` pixels. The fraction `share` of the left-over pixels lies before the slice."""
     first = min(int(share * (from_px - size_px + 1)), from_px - size_px)
     return slice(first, first + size_px)
 
@@ -80,7 +80,7 @@ def _covering_size(image_CHW: Tensor, height_px: int, width_px: int) -> tuple[in
 
 
 def _fitted(image_CHW: Tensor, rows: int, columns: int, down: slice, right: slice) -> Tensor:
-    """Shrink an image to `rows` × `columns`, crop it, and then round its values to bytes."""
+    """Shrink an image to `rows` × `columns`, crop it, and round its values to bytes."""
     height, width = image_CHW.shape[-2:]
     if (height, width) == (rows, columns):
         return image_CHW[:, down, right]
@@ -94,17 +94,26 @@ def _fitted(image_CHW: Tensor, rows: int, columns: int, down: slice, right: slic
 
 @dataclass(frozen=True)
 class _Axis:
-    """Resampling weights of a shrunk axis, in blocks: (pixels of the crop, pixels of the input, weights [O, I])."""
+    """Resampling weights of a shrunk axis, in blocks.
+
+    Each block has pixels of the crop, pixels of the input, and weights [O, I].
+    """
 
     seen: slice
-    """Input pixels that have a weight."""
+    """Input pixels with a non-zero weight."""
     blocks: tuple[tuple[slice, slice, Tensor], ...]
     exact_O: Tensor
-    """True if all weights of an output pixel are multiples of 2^-16. Then its sum is exact in any order."""
+    """True if all weights of an output pixel are multiples of 2^-16.
+
+    The pixel's sum is then exact in any order of summation.
+    """
 
 
 def _in_blocks(image_CHW: Tensor, rows: _Axis, columns: _Axis) -> Tensor:
-    """Shrink and crop an image, one channel after the other, since one channel fits into a CPU's caches."""
+    """Shrink and crop an image.
+
+    Channels are processed one after the other, since one channel fits into a CPU's caches.
+    """
     seen_CHW = image_CHW[:, rows.seen, columns.seen]
     out_COO = torch.empty(len(image_CHW), len(rows.exact_O), len(columns.exact_O), dtype=torch.float64)
     wide_HO = out_COO.new_empty(seen_CHW.shape[1], len(columns.exact_O))
@@ -118,7 +127,7 @@ def _in_blocks(image_CHW: Tensor, rows: _Axis, columns: _Axis) -> Tensor:
 
 
 def _on_edge(rest_CHW: Tensor, rows: _Axis, columns: _Axis) -> bool:
-    """Return whether any inexact sum lies within rounding error of the midpoint between two byte values."""
+    """Return whether the rounding error of any inexact sum could change its byte."""
     edge_CHW = rest_CHW.abs_() > 0.5 - _CLOSE
     return bool(edge_CHW.any()) and bool((edge_CHW & ~(rows.exact_O[:, None] & columns.exact_O)).any())
 

@@ -1,4 +1,4 @@
-"""List the files of an untrusted folder, whose symbolic links must not lead out of the folder.
+"""List the files of an untrusted folder. Its symbolic links must not lead out of the folder.
 
 A link to a file within the folder is followed. A link to a subfolder is skipped, since the subfolder's files are listed
 anyway. A link that leads out of the folder is refused, unless the user allows such links.
@@ -54,7 +54,10 @@ def check_inside(folder: Path, files: Sequence[Path], follow_links: bool) -> Non
 
 
 def first_folder(file: Path, source: Path) -> str | None:
-    """Return the first folder on the path from `source` to a file, or None. Splits often lie in such folders."""
+    """Return the first folder on the path from `source` to a file, or None.
+
+    Data sets often have one such folder per split.
+    """
     parts = file.relative_to(source).parts
     return parts[0] if len(parts) > 1 else None
 
@@ -75,7 +78,7 @@ def _refusal(folder: Path, outside: Sequence[Path]) -> UserError:
 
 
 def _real(path: Path) -> Path:
-    """Return the resolved path; unlike `Path.resolve`, accept links that lead to themselves."""
+    """Return the resolved path. Unlike `Path.resolve`, accept links to themselves."""
     return Path(os.path.realpath(path))
 
 

@@ -1,6 +1,6 @@
-"""Open image files: the only place in the package that calls Pillow's opener.
+"""Open image files. No other module in the package calls Pillow's opener.
 
-Pillow reads some forty formats. For one of them, EPS, Pillow starts Ghostscript, whatever suffix the file has. So only
+Pillow reads about forty formats. For EPS files, Pillow starts Ghostscript, whatever the suffix of the file. So only
 formats with a plain decoder are accepted. The size in a file's header is checked before any pixel is decoded.
 """
 
@@ -22,7 +22,7 @@ from PIL import Image, UnidentifiedImageError
 from tintype.errors import UserError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
-"""Accepted formats. JPEG includes MPO, a JPEG photograph with a preview after it."""
+"""Accepted formats. JPEG includes MPO, a JPEG photograph followed by a preview."""
 NAMES = "JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF"
 _OF_BROKEN_FILES = (
     ArithmeticError,
@@ -47,7 +47,7 @@ warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 @dataclass(frozen=True)
 class Limits:
-    """Largest bytes and pixels of one image. Every image in a store is within the default limits."""
+    """Maximum bytes and pixels of one image. Every image in a store is within the default limits."""
 
     bytes: int = 64 << 20
     pixels: int = 1 << 26
@@ -58,7 +58,7 @@ LIMITS = Limits()
 
 @dataclass(frozen=True)
 class Encoded:
-    """An image as the bytes of its file. `name` is for messages; `stem` is the file name without suffix, if known."""
+    """An image as the bytes of its file. Messages show `name`. `stem` is the file name without suffix, if known."""
 
     name: str
     content: bytes
@@ -66,12 +66,15 @@ class Encoded:
 
 
 class BadImageError(UserError):
-    """An image that is damaged, too large or of an unsupported format; the message names the image."""
+    """The image is damaged, too large or of an unsupported format. The message names the image."""
 
 
 @contextmanager
 def open_image(content: bytes, name: str, limits: Limits = LIMITS) -> Iterator[Image.Image]:
-    """Yield the image with its header read; raise `BadImageError`, also if decoding fails within the block."""
+    """Yield the opened image, whose header has been read.
+
+    Raise `BadImageError`, also if decoding fails within the `with` block.
+    """
     if len(content) > limits.bytes:
         raise BadImageError(too_large(name, len(content), limits.bytes))
     try:
@@ -88,7 +91,7 @@ def open_image(content: bytes, name: str, limits: Limits = LIMITS) -> Iterator[I
 
 
 def pixels_stated(content: bytes) -> int:
-    """Return the number of pixels in the header; 0 if it cannot be read or exceeds Pillow's own limit."""
+    """Return the header's number of pixels; 0 if the header is unreadable or the number exceeds Pillow's own limit."""
     try:
         with Image.open(io.BytesIO(content), formats=_formats()) as image:
             return image.width * image.height
@@ -97,7 +100,10 @@ def pixels_stated(content: bytes) -> int:
 
 
 def read_file(path: Path, most: int = LIMITS.bytes) -> bytes:
-    """Return the content of a file; raise `BadImageError` without reading it if it has more than `most` bytes."""
+    """Return the content of a file.
+
+    If the file has more than `most` bytes, raise `BadImageError` without reading it.
+    """
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         content = file.read(most + 1) if size <= most else b""
@@ -112,7 +118,7 @@ def too_large(name: str, size: int, most: int) -> str:
 
 @cache
 def _formats() -> tuple[str, ...]:
-    """Return the accepted formats that this build of Pillow supports: some builds lack AVIF."""
+    """Return the accepted formats that this build of Pillow supports. Some builds lack AVIF."""
     Image.init()
     return tuple(one for one in FORMATS if one in Image.OPEN)
 

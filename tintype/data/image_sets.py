@@ -1,4 +1,4 @@
-"""Sets of images on disk, in a fixed order: a folder, a tar, a Parquet file, a store, or samples.
+"""Ordered sets of images on disk: a folder, a tar, a Parquet file, a store, or samples.
 
 An image that cannot be read raises an error that names the image. Skipping it would change the set and its scores.
 """
@@ -32,9 +32,9 @@ from tintype.errors import UserError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".webp", ".avif", ".bmp", ".ppm", ".tif", ".tiff", ".gif")
 SHEET = "tintype-contact-sheet"
-"""Metadata key of a PNG that is a contact sheet: it repeats the images in its folder."""
+"""Metadata key that marks a PNG as a contact sheet, which repeats the images in its folder."""
 _MODES = ("1", "L", "P", "RGB", "RGBA", "LA", "PA", "CMYK", "YCbCr")
-"""Pillow modes whose pixels have an exact meaning in eight bits."""
+"""Pillow modes that convert exactly to eight bits per channel."""
 _PREFETCHED = 16
 _STRIP_PIXELS = 1 << 22
 
@@ -44,22 +44,22 @@ B = TypeVar("B")
 
 @dataclass
 class Images:
-    """A set of images that can be iterated many times."""
+    """A set of images that can be iterated several times."""
 
     path: Path
     encoded: Callable[[], Iterator[Encoded]]
     left_out: tuple[str, ...] = ()
-    """Names of the contact sheets that were skipped, since they repeat other images."""
+    """Names of contact sheets that are skipped, since they repeat other images of the set."""
     _fingerprint: tuple[str, int] | None = None
 
     def fingerprint(self, on_images: Callable[[int], None] = lambda images: None) -> tuple[str, int]:
-        """Return the SHA-256 over the content of the images, in order, and their number. Both are cached."""
+        """Return the SHA-256 of the images' content in order, and the number of images. Both are cached."""
         if self._fingerprint is None:
             self._fingerprint = fingerprint(self.encoded(), on_images)
         return self._fingerprint
 
     def __iter__(self) -> Iterator[Tensor]:
-        """Yield uint8 [3, H, W], prefetched by several threads."""
+        """Yield images as uint8 [3, H, W]. Several threads prefetch them."""
         return (image_CHW for _, image_CHW in self.named())
 
     def named(self) -> Iterator[tuple[Encoded, Tensor]]:
@@ -67,7 +67,7 @@ class Images:
 
 
 def fingerprint(encoded: Iterable[Encoded], on_images: Callable[[int], None] = lambda images: None) -> tuple[str, int]:
-    """Return the SHA-256 over the content of images, in order, and their number."""
+    """Return the SHA-256 of the images' content in order, and the number of images."""
     total, count = hashlib.sha256(), 0
     for one in encoded:
         total.update(hashlib.sha256(one.content).digest())
@@ -79,8 +79,8 @@ def fingerprint(encoded: Iterable[Encoded], on_images: Callable[[int], None] = l
 def open_images(path: Path, limit: int | None = None, follow_links: bool = False) -> Images:
     """Open a set of images: a folder, a `.tar`, a `.parquet` file, a folder of such files, or a store (both splits).
 
-    A folder is read at any depth, by name. A link that leads out of a folder is refused unless `follow_links`. `limit`
-    keeps the first images.
+    A folder's files are read at any depth, sorted by name. A link that leads out of the folder is refused, unless
+    `follow_links` is set. With `limit`, only the first images are read.
     """
     sheets: tuple[str, ...] = ()
     if is_store(path):
@@ -97,7 +97,7 @@ def open_images(path: Path, limit: int | None = None, follow_links: bool = False
 
 
 def _folder_reader(path: Path, follow_links: bool) -> tuple[Callable[[], Iterator[Encoded]], tuple[str, ...]]:
-    """Return the reader of a folder, and the names of the contact sheets that it skips."""
+    """Return the reader of a folder, and the names of skipped contact sheets."""
     by_kind: dict[str, list[Path]] = {}
     sheets = []
     for file in files_in(path, follow_links=follow_links):
@@ -139,7 +139,10 @@ def _read_tar(path: Path) -> Iterator[Encoded]:
 
 
 def _read_parquet(path: Path) -> Iterator[Encoded]:
-    """Yield the column `image`: bytes, or a struct with `bytes` as Hugging Face data sets have it."""
+    """Yield the images in the column `image`.
+
+    Values are bytes, or structs with `bytes` as in Hugging Face data sets.
+    """
     names = open_bounded(path).schema_arrow.names
     if "image" not in names:
         raise UserError(f"{path} has no column 'image'; its columns are {', '.join(names)}")
@@ -154,7 +157,7 @@ def _read_parquet(path: Path) -> Iterator[Encoded]:
 
 
 def _read_shard(path: Path) -> Iterator[Encoded]:
-    """Yield the images of an evaluation's shard as BMP, a format that keeps raw pixels exactly."""
+    """Yield the images of an evaluation's shard as BMP files, which store the exact pixels."""
     for index, image_CHW in enumerate(read_shard(path)):
         yield Encoded(f"{path}, image {index}", encode(image_CHW, "BMP"))
 
@@ -184,7 +187,7 @@ def encode(image_CHW: Tensor, form: str, **options: object) -> bytes:
 
 
 def pixels_of(image: Image.Image, name: str) -> Tensor:
-    """Return uint8 [3, H, W] in RGB; raise if eight opaque bits per channel cannot hold the image."""
+    """Return uint8 [3, H, W] in RGB. Raise if eight opaque bits per channel cannot represent the image."""
     if image.mode not in _MODES:
         raise BadImageError(f"{name} has pixels of the kind {image.mode}", "convert it to 8 bits a channel first")
     if image.has_transparency_data and min(image.convert("RGBA").getchannel("A").tobytes()) < 255:
@@ -193,7 +196,10 @@ def pixels_of(image: Image.Image, name: str) -> Tensor:
 
 
 def _channels_first(image: Image.Image) -> Tensor:
-    """Copy the pixels. A large image is copied strip by strip, since Pillow makes two copies of returned pixels."""
+    """Copy the pixels to channels first.
+
+    A large image is copied in strips, since Pillow makes two copies of returned pixels.
+    """
     width, height = image.size
     strip = max(1, _STRIP_PIXELS // width)
     if height <= strip:
@@ -213,8 +219,9 @@ def map_prefetched(
 ) -> Iterator[B]:
     """Map a function over items in order, and prefetch a few results in threads.
 
-    `pixels` returns the number of pixels decoded for an item. These count from the item's start until its result is
-    taken. An item that would raise the sum of counted pixels above `most_pixels` starts only after all others.
+    `pixels` returns the number of pixels that an item decodes. These pixels count from the start of the item until its
+    result is taken. If an item would raise the total above `most_pixels`, it starts only after all other items are
+    taken.
     """
     with decoding_pool(usual_threads()) as pool:
         begun: deque[tuple[Future[B], int]] = deque()

@@ -1,7 +1,8 @@
-"""The order of the data: a pure function of (seed, position). The whole data state is one integer, the position.
+"""The order of the data, as a pure function of (seed, position).
 
-Each epoch is a permutation of the ids, made by a keyed Feistel network with cycle walking. No table is built, any
-position is computed directly, and each epoch has every id exactly once.
+The only state of the data is one integer, the position. Each epoch is a permutation of the ids, made by a keyed Feistel
+network with cycle walking. No table is built, any position is computed directly, and each epoch has every id exactly
+once.
 """
 
 from __future__ import annotations

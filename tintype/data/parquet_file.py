@@ -1,9 +1,9 @@
 """Read foreign Parquet files and rows of Arrow tables, one row at a time and within limits.
 
-Arrow's reader unpacks the footer and each page as a whole, and trusts the sizes in the file. A malicious file of a few
-kilobytes can make the reader allocate gigabytes. So this module checks the headers of all pages of a column before the
-column is read. Headers are parsed as the format defines them (Apache Parquet, `parquet.thrift`, in Thrift's compact
-protocol).
+Arrow's reader unpacks the footer and each page as a whole. It does not check the sizes that the file states. A
+malicious file of a few kilobytes can make the reader allocate gigabytes. So this module checks the headers of all pages
+of a column before the column is read. Headers are parsed according to the format's definition (Apache Parquet,
+`parquet.thrift`, in Thrift's compact protocol).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from tintype.errors import UserError, as_user_error
 
 MOST_FOOTER_BYTES = 64 << 20
 MOST_PAGE_BYTES = 1 << 30
-"""Most bytes of an unpacked page."""
+"""Maximum bytes of an unpacked page."""
 UNCOUNTED_PAGE_BYTES = 64 << 20
 MOST_TIMES = 100
-"""Largest compression factor of a page with more than `UNCOUNTED_PAGE_BYTES`: images hardly compress."""
+"""Maximum compression factor of a page with more than `UNCOUNTED_PAGE_BYTES` bytes. Pages of images hardly compress."""
 MOST_PAGE_VALUES = 1 << 24
 _READ_AHEAD = 1 << 20
 _MOST_HEADER_BYTES = 1 << 24
@@ -36,7 +36,7 @@ _DATA, _DATA_V2 = 0, 3
 
 
 def open_bounded(path: Path, read_dictionary: Sequence[str] = ()) -> parquet.ParquetFile:
-    """Open a file after checking its footer's size. Columns are read piece by piece, not a row group at a time."""
+    """Open a file after checking the size of its footer. Columns are read in small parts, not in whole row groups."""
     kinds = (ArrowException, OSError, UnicodeDecodeError)  # UnicodeDecodeError comes from a column's name
     with as_user_error(kinds, f"{path} cannot be read as a Parquet file"):
         with path.open("rb") as file:
@@ -80,7 +80,7 @@ def _check_page(column: str, packed: int, unpacked: int, values: int) -> None:
 
 
 def _check_chunk(content: memoryview, path: Path, chunk: parquet.ColumnChunkMetaData) -> None:
-    """Check the pages that the reader reads: up to the number of values that the footer states."""
+    """Check all pages that the reader will read. The reader stops at the number of values that the footer states."""
     at = chunk.data_page_offset
     if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < at:
         at = chunk.dictionary_page_offset
@@ -99,11 +99,11 @@ def _check_chunk(content: memoryview, path: Path, chunk: parquet.ColumnChunkMeta
 
 
 _Fields: TypeAlias = dict[tuple[int, ...], int]
-"""Numbers by field path. The path of a number in a nested struct has the struct's field and the number's field."""
+"""Numbers by field path. The path of a number in a nested struct has two fields: the struct's and the number's."""
 
 
 def _struct(data: memoryview, at: int, deepest: int) -> tuple[_Fields, int]:
-    """Read the numbers of a struct in Thrift's compact protocol, by field; skip all other values."""
+    """Read the numbers of a struct in Thrift's compact protocol, by field. Skip all other values."""
     if not deepest:
         raise ValueError("it is nested too deeply")
     fields: _Fields = {}
@@ -149,7 +149,7 @@ def _signed(data: memoryview, at: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class TooLarge:
-    """A value above the byte limit, which is not read."""
+    """A value that exceeds the byte limit and is not read."""
 
     bytes: int
     most: int
@@ -159,10 +159,10 @@ class TooLarge:
 
 
 def rows(batch: pyarrow.RecordBatch, most_bytes: int) -> Iterator[dict[str, object]]:
-    """Yield the rows of a batch one at a time, to save memory: many rows can refer to one large dictionary value.
+    """Yield the rows of a batch one at a time.
 
-    Texts are yielded as bytes. So a text that is not UTF-8 makes only its own row fail. A value of more than
-    `most_bytes` bytes is yielded as `TooLarge`.
+    This saves memory, since many rows can refer to one large dictionary value. Texts are yielded as bytes, so a text
+    that is not UTF-8 only affects its own row. A value of more than `most_bytes` bytes is yielded as `TooLarge`.
     """
     for row in range(batch.num_rows):
         one = batch.slice(row, 1)
@@ -178,9 +178,9 @@ def _value(column: pyarrow.Array, most_bytes: int) -> object:
 def parquet_rows(
     path: Path, columns: Sequence[str], most_bytes: int, first: int = 0
 ) -> Iterator[tuple[int, dict[str, object]]]:
-    """Yield the rows of a file with their numbers, from `first` on. Texts are bytes.
+    """Yield a file's rows with their numbers, from `first` on. Texts are yielded as bytes.
 
-    Rows are read one at a time, since the size of a row in a compressed file is known only when the row is read.
+    Rows are read one at a time, since a compressed file does not state the size of a single row.
     """
     file = open_bounded(path)
     check_pages(file, path, columns)
@@ -203,7 +203,7 @@ def parquet_rows(
 
 
 def _as_bytes(kind: pyarrow.DataType) -> pyarrow.DataType:
-    """Return the type with binary in place of string, also within structs."""
+    """Return the type with `string` replaced by `binary`, also within structs."""
     kind = plain_type(kind)
     if pyarrow.types.is_struct(kind):
         return pyarrow.struct([one.with_type(_as_bytes(one.type)) for one in kind])

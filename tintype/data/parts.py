@@ -1,4 +1,4 @@
-"""The kinds of data and captions that a plan can have, and functions that derive data from other data."""
+"""The kinds of data and captions that a plan can have, and functions that make data from other data."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ from tintype.settings import DataPart, KeysOf, plain
 DATA: tuple[type[DataPart], ...] = (ScenesSettings, StoreSettings, MixtureSettings)
 CAPTIONS: tuple[type[CaptionsPart], ...] = (ColumnSettings, MixSettings, CurriculumSettings)
 Given = Annotated[dict[str, Any], KeysOf(DATA)]
-"""Settings of data as a command line option gives them: `data.style=photo,data.buckets=[[64,64],[48,80]]`."""
+"""Settings of data, given as a command-line option: `data.style=photo,data.buckets=[[64,64],[48,80]]`."""
 _KINDS = {part.kind_name(): part for part in DATA}
 _PINS = {"path": "sha256", "skip": "skip_sha256", "evaluate_path": "evaluate_sha256"}
 
 
 def like(data: DataPart, given: Mapping[str, object], where: str) -> DataPart:
-    """Return `data` with the given settings. If the kind changes, only the size stays. `where` begins error texts."""
+    """Return `data` with the given settings.
+
+    If they change the kind, only the size is kept. Error texts begin with `where`.
+    """
     kind = str(given.get("kind", data.kind))
     if kind not in _KINDS:
         raise UserError(f"{where}: unknown kind of data '{kind}'", nearest(kind, _KINDS))
@@ -33,9 +36,9 @@ def like(data: DataPart, given: Mapping[str, object], where: str) -> DataPart:
 def instead(data: DataPart, given: Mapping[str, object], store: str | None, where: str) -> DataPart:
     """Return other training data for a plan.
 
-    A plan on a store gets the store in the folder `store`; other plans get the result of `like`. The choice of records
-    (`limit`, `where`, `skip`) is cleared, since it refers to the old store. An evaluation set that `data` names
-    (`evaluate_path`, `evaluate_style`) stays.
+    If the plan uses a store, the new data are the store in the folder `store`. Otherwise they are the result of `like`.
+    The selection of records (`limit`, `where`, `skip`) is cleared, since it refers to the old store. An evaluation set
+    that `data` names (`evaluate_path`, `evaluate_style`) is kept.
     """
     if store is None or not isinstance(data, StoreSettings):
         return like(data, given, where)
@@ -44,14 +47,17 @@ def instead(data: DataPart, given: Mapping[str, object], store: str | None, wher
 
 
 def source_like(data: DataPart, given: Mapping[str, object], where: str) -> DataPart:
-    """Return `like` for a source of a mixture; raise if the source is a mixture itself."""
+    """Apply `like` to a source of a mixture. Raise if the source is itself a mixture."""
     if given.get("kind") == MixtureSettings.kind_name():
         raise UserError(f"{where}: a source of a mixture cannot be a mixture", "name the sources one by one")
     return like(data, given, where)
 
 
 def _over(same: Any, given: Any) -> Any:
-    """Merge settings key by key, so that one source of a mixture can be changed. A new kind replaces all keys."""
+    """Merge settings key by key.
+
+    So an option can change one source of a mixture. If the kind changes, all keys are replaced.
+    """
     if not isinstance(same, Mapping) or not isinstance(given, Mapping):
         return given
     if given.get("kind", same.get("kind")) != same.get("kind"):

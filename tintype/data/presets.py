@@ -1,7 +1,7 @@
 """Presets: public image sets by name, with columns, splits, licence, expected counts, and download steps.
 
-A preset is a file in `tintype/recipes/data`, or a user's own file. A preset downloads nothing: its `get` lists the
-steps. `unverified` lists the facts that could not be checked with the set's publisher.
+A preset is a file in `tintype/recipes/data`, or a user's own file. A preset downloads nothing; its `get` lists the
+steps for the user. `unverified` lists the facts that could not be checked with the set's publisher.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ALL = "all"
 
 
 class ListedSettings(Settings):
-    """Files of a set in the format `listed`, and the folders of their images."""
+    """Files of an image set in the format `listed`, and the folders of their images."""
 
     image: str = Field(description="key of a line with the name of its image")
     files: dict[str, str] = Field(min_length=1, description="JSON Lines files, and the folder of images of each")
@@ -62,7 +62,7 @@ class Preset(Settings):
             yield "splits: they say what the values of a column mean; give split_column too"
 
     def options(self, name: str) -> ImportOptions:
-        """Return the import options for this set."""
+        """Return the options for importing this set."""
         return ImportOptions(
             captions=self.captions,
             attributes=read_attributes(self.attributes),
@@ -76,7 +76,7 @@ class Preset(Settings):
         )
 
     def unexpected(self, done: int, counts: Mapping[str, int]) -> list[str]:
-        """Return a line for each number of records that differs from the preset's expected number."""
+        """Return one line of text for each number of records that differs from the preset's expected number."""
         found = {_ALL: done, **counts}
         return [
             f"{found[which]:,} records{'' if which == _ALL else f' in the split {which}'} instead of {expected:,}"

@@ -1,4 +1,4 @@
-"""Images of a source that stay in the device's memory after their first use.
+"""Keep a source's images in device memory after their first use.
 
 B: images. C: channels. H, W: rows, columns. N: images of the source.
 """
@@ -14,7 +14,7 @@ from tintype.runtime.transfer import send
 
 
 class Resident:
-    """Caches a source's images on the device. A function makes each image at its first use."""
+    """Caches a source's images on the device. A function makes each image when it is first used."""
 
     def __init__(self, count: int, size_px: int, device: torch.device) -> None:
         self._device = device

@@ -1,4 +1,4 @@
-"""Shards of generated images: raw pixels with their checksum, and digests of their prompts."""
+"""Shards of generated images. A shard has raw pixels with their checksum, and digests of the prompts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def read_shard(path: Path) -> Tensor:
 
 
 def read_unchecked(path: Path, first: int, last: int) -> Tensor:
-    """Return some images of a shard that `read_shard` has already checked."""
+    """Return some images of a shard. The caller has already checked the shard with `read_shard`."""
     return _read(path, first, last)[0]
 
 
@@ -56,7 +56,9 @@ def _read(path: Path, first: int = 0, last: int | None = None) -> tuple[Tensor, 
 
 
 def prompt_digests(path: Path) -> list[str]:
-    """Return the digests of the prompts of a shard's images; empty without a complete shard of this run."""
+    """Return the digests of the prompts of a shard's images; empty if the file is missing or unreadable, or if it is of
+    another run.
+    """
     if not path.exists():
         return []
     try:
@@ -73,7 +75,7 @@ def prompt_digests(path: Path) -> list[str]:
 
 
 def _check_seal(path: Path, about: Mapping[str, str]) -> None:
-    """Refuse a shard of another run or another step."""
+    """Refuse a shard that belongs to another run or another step."""
     try:
         found = json.loads(about[SEAL]) if SEAL in about else None
     except ValueError:

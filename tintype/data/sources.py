@@ -1,4 +1,4 @@
-"""Open the images of a plan's data, of any kind, and compare their identity with a run's record."""
+"""Open the images of a plan's data, of any kind. Check that their identity equals the one that the run recorded."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def open_source(
 ) -> ImageSource:
     """Return one source per (data, split, device) in a process, so that the runs of a study share images.
 
-    `stage_shapes` are the shapes of a store's buckets in an earlier stage. An image stays in its bucket.
+    `stage_shapes` are the shapes of a store's buckets in an earlier stage. An image stays in its bucket in all stages.
     """
     if isinstance(data, StoreSettings):
         held_out = split != "train"  # a store's held-out images come from the same distribution as its training images
@@ -57,9 +57,10 @@ def open_held_out(
     shaped: bool = False,
     stage_shapes: tuple[Shape, ...] | None = None,
 ) -> ImageSource:
-    """Open the held-out images that a run is scored against. For a mixture, these are the images of one source.
+    """Open the held-out images against which a run is scored. For a mixture, these are the images of one source.
 
-    Images are square. With `shaped` the images have the shapes of training, or in an earlier stage the `stage_shapes`.
+    Images are square by default. With `shaped`, they have the shapes of training, or the `stage_shapes` of an earlier
+    stage.
     """
     with _naming(data, data.evaluate) if isinstance(data, MixtureSettings) else _naming_other(data):
         try:
@@ -72,7 +73,7 @@ def open_held_out(
 
 
 def open_unseen(data: DataPart, count: int, device: torch.device) -> ImageSource:
-    """Open square images from the distribution of the training images, which training never reads.
+    """Open square images that training never reads, from the distribution of the training images.
 
     These are `count` unseen scenes, or the whole evaluation split of a store.
     """
@@ -80,14 +81,15 @@ def open_unseen(data: DataPart, count: int, device: torch.device) -> ImageSource
 
 
 def buckets_of(source: ImageSource) -> Tensor | None:
-    """Return the bucket of each image, the same in every stage; None if all images have one shape."""
+    """Return the bucket of each image, which is the same in every stage; None if all images have one shape."""
     return source.bucket_N if isinstance(source, StoreSource) else None
 
 
 def ids_by_shape(source: ImageSource, ids: Iterable[int]) -> list[tuple[Shape | None, list[int]]]:
-    """Group ids of a source by bucket, each with the bucket's shape. Without buckets, return one group with shape None.
+    """Group ids of a source by bucket.
 
-    The order of the buckets is the same in every stage. In a stage of small images, several buckets may have one shape.
+    Each group has the bucket's shape. Without buckets, return one group with shape None. The order of the buckets is
+    the same in every stage. In a stage of small images, several buckets may have one shape.
     """
     if not isinstance(source, StoreSource) or (bucket_N := buckets_of(source)) is None:
         return [(None, list(ids))]
@@ -99,7 +101,7 @@ def ids_by_shape(source: ImageSource, ids: Iterable[int]) -> list[tuple[Shape | 
 
 
 def scored_identity(data: DataPart) -> dict[str, str]:
-    """Return the identity of a separate evaluation store, by its name in the run's record.
+    """Return the identity of a separate evaluation store, under its name in the run's record.
 
     Return an empty dict if runs are scored against their own data, or if the store is not on this machine.
     """
@@ -128,7 +130,7 @@ def _naming_other(data: DataPart) -> Iterator[None]:
 
 @contextmanager
 def _naming(data: MixtureSettings, source: str) -> Iterator[None]:
-    """Name the mixture's source in errors: `data.where` becomes `data.sources.NAME.data.where`."""
+    """Name the mixture's source in errors. For example, `data.where` becomes `data.sources.NAME.data.where`."""
     try:
         yield
     except UserError as error:
@@ -150,10 +152,11 @@ def open_order(seed: int, data: DataPart, train: TrainSettings, source: ImageSou
 
 
 def only_added(data: DataPart, name: str, known: Mapping[str, str]) -> bool:
-    """Return whether the stores of a run have changed only by added captions since the run recorded their identities.
+    """Return whether captions were added to a run's stores, and nothing else changed, since the run recorded their
+    identities.
 
-    The run cannot read such captions: its plan names every column that it reads, and was made before. `name` and
-    `known` come from the run's record of identities: `data`, and `data/NAME` for a source of a mixture.
+    The run cannot read the added captions, since its plan was made before and names every column that it reads. `name`
+    and `known` come from the run's record of identities. `name` is `data`, or `data/NAME` for a source of a mixture.
     """
     whole, _, source = name.partition("/")
     if whole != "data" or name not in known:
@@ -172,7 +175,7 @@ def only_added(data: DataPart, name: str, known: Mapping[str, str]) -> bool:
 
 
 def _is_or_had(data: DataPart, identity: str | None) -> bool:
-    """Return whether the data's identity is, or was before captions were added, `identity`.
+    """Return whether `identity` is the data's identity, now or before captions were added.
 
     Scenes have no identity, since their settings define them.
     """

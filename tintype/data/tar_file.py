@@ -40,7 +40,7 @@ def members(path: Path) -> Iterator[tarfile.TarInfo]:
 
 
 def is_plain(member: tarfile.TarInfo) -> bool:
-    """Return whether a member is a regular file whose bytes lie in the tar: no link, no device, not sparse."""
+    """Return whether a member is a regular file whose bytes are in the tar. Links, devices and sparse files are not."""
     return member.type in _PLAIN and not member.issparse()
 
 

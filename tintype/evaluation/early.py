@@ -1,7 +1,7 @@
-"""Scores along training: score the weights kept at chosen steps, and the last weights, by one cheaper protocol.
+"""Scores during training. The weights kept at chosen steps and the last weights are scored by one cheaper protocol.
 
 Distances between sets of images depend on the number of images. So all scores of a curve, including the last, use the
-same number of images, and are compared only with each other. The last score uses the first images of the full
+same number of images. These scores are only compared with each other. The last score uses the first images of the full
 evaluation, which are already generated.
 """
 
@@ -24,19 +24,22 @@ from tintype.train.load import drop_kept
 from tintype.train.record import RunRecord
 
 EARLY_SHARE = 4
-"""By default an early score uses one in `EARLY_SHARE` images of the full score."""
+"""By default, an early score uses one image for every `EARLY_SHARE` images of the full score."""
 FEWEST_EARLY = 128
-"""By default an early score uses at least this many images, if the full score does."""
+"""By default, an early score uses at least this many images.
+
+If the full score uses fewer, it uses as many as the full score.
+"""
 NOT_SCORED = "not-scored"
-"""The event of a step whose kept weights could not be scored."""
+"""Event that is logged if the weights kept at a step could not be scored."""
 
 
 def early_protocol(protocol: Protocol, metrics: Collection[str], count: int | None = None) -> Protocol:
-    """Return the protocol of scores along training: fewer images, and only the samplings that `metrics` need.
+    """Return the protocol of scores during training. It has fewer images, and only the samplings that `metrics` need.
 
-    `count` is the number of images of the main sampling, by default a quarter of the protocol's count and at least 128.
-    Other samplings have at most `count` images; a prompt file is used whole. The validation loss uses as many images as
-    in the full protocol, since it is cheap.
+    `count` is the number of images of the main sampling. The default is a quarter of the protocol's count, and at least
+    128. Other samplings have at most `count` images, but a prompt file is always used as a whole. The validation loss
+    uses as many images as in the full protocol, since it is cheap.
     """
     images = min(protocol.count, count or max(protocol.count // EARLY_SHARE, FEWEST_EARLY))
     known = definitions(protocol)
@@ -51,7 +54,7 @@ def early_protocol(protocol: Protocol, metrics: Collection[str], count: int | No
 
 
 def lost_steps(run: Path, steps: Sequence[int], protocol: Protocol) -> list[int]:
-    """Return the steps that the run has passed without keeping their weights, and that therefore cannot be scored."""
+    """Return the steps that can no longer be scored, since the run has passed them without keeping their weights."""
     record = RunRecord(run)
     kept = checkpoint.steps(record.kept)
     passed = [step for step in steps if step <= record.saved_step and step not in kept]
@@ -70,8 +73,8 @@ def score_along(
 
     Kept weights are removed once their score is stored. Kept weights of other steps are removed too, since they are not
     needed. Steps without kept weights are skipped: they were scored before, or their weights were never kept. If
-    weights cannot be scored, an event is logged and the run stays valid. The last weights are scored first, so as long
-    as kept weights remain, scores are missing.
+    weights cannot be scored, an event is logged and the run stays valid. The last weights are scored first. So kept
+    weights that remain show that scores are missing.
     """
     folder = RunFolder(run, fence=fence)
     _score(folder, protocol, last, on_progress, kept=False)

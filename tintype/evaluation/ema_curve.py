@@ -1,7 +1,7 @@
-"""A metric as a function of the weight average's length: each length of one run is scored by the same protocol.
+"""Score each length of a run's weight average with the same protocol.
 
-Every score is stored in the run's folder like any other evaluation, so an interrupted curve resumes with the next
-length.
+The result is a curve of a metric over the length. Every score is stored in the run's folder like any other evaluation,
+so an interrupted curve resumes with the next length.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from tintype.wording import option
 
 @dataclass(frozen=True)
 class Point:
-    """A length of the average, its reconstruction's residual, and its evaluation if the residual is small enough."""
+    """A length of the average, the residual of its reconstruction, and its evaluation if the residual is small
+    enough.
+    """
 
     length: float
     residual: float
@@ -37,7 +39,7 @@ class Point:
 
 @dataclass
 class Curve:
-    """A run's curve of scores over average lengths, with the points scored so far."""
+    """A run's curve of scores over lengths of the weight average, with the points that are already scored."""
 
     run: Path
     lengths: Sequence[float]
@@ -83,7 +85,7 @@ class Curve:
 def score_lengths(
     curve: Curve, on_progress: Callable[[float, Scoring], None], device: str | None = None, threads: int | None = None
 ) -> None:
-    """Score each length that the snapshots can represent. All lengths are checked before the first is scored.
+    """Score each length that the snapshots can represent. All lengths are checked before the first length is scored.
 
     `on_progress` gets the length and the progress over all lengths.
     """
@@ -103,7 +105,10 @@ def score_lengths(
 
 
 def check_metric(protocol: Protocol, name: str | None, of_scenes: bool = True) -> str:
-    """Return the metric's name, by default the most important metric's; raise if the protocol does not measure it."""
+    """Return the metric's name, by default the name of the most important metric.
+
+    Raise if the protocol does not measure it.
+    """
     names = list(definitions(protocol, of_scenes))
     if name is not None and name not in names:
         raise UserError(f"{option('metric', name)}: the protocol does not measure it", nearest(name, names))
@@ -111,7 +116,7 @@ def check_metric(protocol: Protocol, name: str | None, of_scenes: bool = True) -
 
 
 def read_lengths(text: str) -> list[float]:
-    """Return the distinct numbers of a text like `0.05,0.1`."""
+    """Return the distinct numbers in a text such as `0.05,0.1`."""
     try:
         return list(dict.fromkeys(float(part) for part in text.split(",")))
     except ValueError:

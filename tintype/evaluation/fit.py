@@ -31,19 +31,19 @@ _LARGER_SPLIT = (
 
 @dataclass(frozen=True)
 class Problem:
-    """A reason why an evaluation cannot run. `fixes` are overrides that solve it, each key=value."""
+    """A reason why an evaluation cannot run. `fixes` are overrides `key=value` that solve the problem."""
 
     text: str
     fixes: tuple[str, ...] = ()
 
     def within(self, section: str) -> Problem:
-        """Return the problem with fixes for a file that has the protocol in a section, such as a study's."""
+        """Return the problem with fixes for a file that has the protocol in a section, such as a study's file."""
         return Problem(self.text, tuple(f"{section}.{fix}" for fix in self.fixes))
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """A protocol fitted to a data set, with notes for the user on the choices."""
+    """A protocol fitted to a data set, with notes for the user about the choices."""
 
     protocol: Protocol
     notes: tuple[str, ...] = ()
@@ -51,10 +51,11 @@ class Fitted:
 
 
 def fit_protocol(protocol: Protocol, data: DataPart) -> Fitted:
-    """Choose settings that the user did not give, so that they work on this data. On scenes, change nothing.
+    """Choose the settings that the user did not give, so that they work with this data. On scenes, change nothing.
 
-    On a store, choose captions that the store has, at most as many images as are held out, and an encoder for any kind
-    of image. Given settings stay; `data_problems` lists those that do not work on this data.
+    On a store, choose captions that the store has, at most as many images as are held out, and an encoder that reads
+    any kind of image. Settings that the user gave are kept; `data_problems` lists those that do not work with this
+    data.
     """
     unset = {"prompts", "count", "also", "reference_count", "validation_count", "encoders"} - protocol.model_fields_set
     if data.of_scenes or not unset or not data.at_hand:
@@ -82,7 +83,7 @@ def _caption(source: ImageSource) -> str:
 
 
 def _encoders(held_out: int) -> tuple[tuple[EncoderPart, ...], str, tuple[Problem, ...]]:
-    """Return the encoders for a number of held-out images, a note, and the problems if there is no encoder."""
+    """Return the encoders for a number of held-out images, a note, and the problems if no encoder can be used."""
     if held_out < FEWEST:
         return (), _no_distances(held_out), ()
     try:
@@ -100,15 +101,16 @@ def _no_distances(held_out: int) -> str:
 
 
 def held_out_note(count: int) -> str:
-    """Return a note on metrics that need more held-out images than `count`, or ''."""
+    """Return a note on metrics that need more than `count` held-out images; '' if there are none."""
     if count < FEWEST_SAMPLES:
         return _too_few(count)
     return _no_distances(count) if count < FEWEST else ""
 
 
 def data_problems(data: DataPart, source: ImageSource, protocol: Protocol) -> list[Problem]:
-    """List encoders that cannot read the images, missing captions, and counts above the number of held-out images.
+    """List the problems of a protocol on a store.
 
+    These are encoders that cannot read the images, missing captions, and counts above the number of held-out images.
     `source` is the evaluation split.
     """
     found = list((_scene_problems if data.of_scenes else _store_problems)(source, protocol))
@@ -120,7 +122,7 @@ def data_problems(data: DataPart, source: ImageSource, protocol: Protocol) -> li
 def _scene_problems(source: ImageSource, protocol: Protocol) -> Iterator[Problem]:
     """List the problems of a protocol on scenes.
 
-    There is no limit on images, since any number of scenes can be drawn.
+    The number of images has no limit, since any number of scenes can be drawn.
     """
     for name in _captions(protocol):
         if name not in CAPTIONS:
@@ -172,9 +174,9 @@ def _count_problems(held_out: int, protocol: Protocol) -> Iterator[Problem]:
 
 
 def readiness_problems(protocol: Protocol, data: Sequence[DataPart], device: torch.device) -> list[Problem]:
-    """List all reasons why a protocol would not work: data that do not fit, and missing prompt files or weights.
+    """List all reasons why a protocol would not work: unsuitable data, missing prompt files, and missing weights.
 
-    This builds the encoders, which downloads their weights once.
+    The encoders are built for this check, so their weights are downloaded once.
     """
     found = [
         problem
@@ -195,7 +197,7 @@ def readiness_problems(protocol: Protocol, data: Sequence[DataPart], device: tor
 
 
 def _asked_problems(data: DataPart, protocol: Protocol) -> Iterator[Problem]:
-    """List captions in the memorisation metrics' prompt file that do not belong to a training image."""
+    """List captions in the memorisation metrics' prompt file that belong to no training image."""
     asked = protocol.memorisation
     if protocol.reads_training_images and (file := asked.prompt_file) is not None:
         found = find_captions(open_source(data.memorisable, "train", torch.device("cpu")), file.prompts)
@@ -223,7 +225,7 @@ def _too_few(count: int) -> str:
 
 
 def _captions(protocol: Protocol) -> list[str]:
-    """Return the caption columns that a protocol reads, each once."""
+    """Return the distinct caption columns that a protocol reads."""
     return [name for name in dict.fromkeys(one.prompts for one in protocol.conditions) if is_caption(name)]
 
 

@@ -1,4 +1,4 @@
-"""Score any set of images against another set, without a run: `tintype evaluate --images A --reference B`.
+"""Score a set of images against another set, without a run: `tintype evaluate --images A --reference B`.
 
 N: images, F: size of a feature vector.
 """
@@ -62,7 +62,7 @@ def evaluate_images(
     on_progress: OnScoring = lambda scoring: None,
     follow_links: bool = False,
 ) -> ImageSetResult:
-    """Measure the images in `images` against the images in `reference`, or against a saved reference."""
+    """Score the images in `images` against the images in `reference`, or against a saved reference."""
     began, counter = time.perf_counter(), Counter(0, on_progress)
     saved = reference.suffix == ".safetensors"
     _refuse_conflicts(protocol, saved, save_reference)
@@ -123,9 +123,9 @@ def evaluate_images(
 
 
 def _reference(path: Path, images: Images | None, encoder: Encoder, counter: Counter, each_s: float) -> ImageFeatures:
-    """Return the features of the reference. If they are not cached, report how long encoding will take.
+    """Return the features of the reference. If they are not cached, report how long the encoding will take.
 
-    This time is estimated from `each_s`, the seconds per image that the other set took.
+    This time is estimated from `each_s`, the measured seconds per image of the other set.
     """
     if images is not None:
         count = images.fingerprint()[1]
@@ -164,7 +164,7 @@ def _unpaired(fake: Images, real: Images) -> UserError:
 
 
 def _refuse_conflicts(protocol: ImageProtocol, saved: bool, save_reference: Path | None) -> None:
-    """Raise on conflicting settings before any image is read, which can take hours."""
+    """Raise on conflicting settings. This happens before images are read, which can take hours."""
     if len(protocol.encoders) > 1 and (saved or save_reference):
         raise UserError("a reference file contains the features of one encoder", "score one encoder at a time with it")
     if saved and protocol.paired:
@@ -188,7 +188,7 @@ def reconstruction(
     copy_N: Tensor | None = None,
     on_pairs: Callable[[int], None] = lambda pairs: None,
 ) -> dict[str, Measured]:
-    """Measure each image against the reference with the same index. `copy_N` numbers the pairs by their content."""
+    """Compare each image with the reference of the same index. `copy_N` numbers equal pairs by their content."""
     values: dict[PairMetric, list[Tensor]] = {metric: [] for metric in PAIR_METRICS}
     for index, (first, second) in enumerate(_pairs(fake, real)):
         if first.shape != second.shape or min(first.shape[1:]) < SMALLEST_PX["vgg16"]:

@@ -1,7 +1,7 @@
-"""Look for copies of training images: sample with captions of training images, and with captions of unseen images.
+"""Search for copies of training images. Sample with captions of training images, and with captions of unseen images.
 
-Both sets of captions are drawn by one rule, and get equally many samples with the same noises and guidance scales. A
-third set of unseen images shows how similar images of this data are to each other.
+Both sets of captions are drawn by the same rule. Both get equally many samples, with the same noises and guidance
+scales. A third set of unseen images shows how similar images of this data are to each other.
 
 M: images to search for copies of, N: samples, C: channels, H, W: rows and columns.
 """
@@ -35,12 +35,12 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Question:
-    """Images to search for copies of, and captions of some of these images."""
+    """Images whose copies are searched for, and captions of some of these images."""
 
     source: ImageSource
     ids: Sequence[int]
     own_N: Sequence[int]
-    """Index in `ids` of the image that each caption belongs to."""
+    """For each caption, the index in `ids` of the caption's image."""
     captions: Sequence[str]
 
 
@@ -49,11 +49,11 @@ class Questions:
     training: Question
     unseen: Question
     others: Sequence[int]
-    """More images of the unseen source, for comparison."""
+    """Further images of the unseen source, for comparison."""
     trained_on: int
     data: DataPart
     note: str = ""
-    """Why no copy can be found; empty if copies can be found."""
+    """The reason why no copy can be found; empty if copies can be found."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class AskedSamples:
     questions: Questions
     scales: Sequence[float]
     training: Sequence[Samples]
-    """Samples of training captions, one set per guidance scale."""
+    """Samples of training captions, with one set per guidance scale."""
     unseen: Sequence[Samples]
 
     @property
@@ -73,15 +73,15 @@ class AskedSamples:
 
 @dataclass(frozen=True)
 class NearestPair:
-    """A sample of a training caption, and its nearest training image."""
+    """A sample of a training caption, and the training image that is nearest to it."""
 
     image_CHW: Tensor
-    """Sample and training image side by side, the sample on the left."""
+    """Sample and training image side by side. The sample is on the left."""
     caption: str
     scale: float
     distance: float
     own: bool
-    """Whether the training image belongs to the caption."""
+    """Whether the training image is the image of the caption."""
     copy: bool
 
 
@@ -92,7 +92,10 @@ class FoundCopies:
 
     @cached_property
     def pairs(self) -> list[NearestPair]:
-        """Return pairs of a sample and its nearest training image, closest first, each training image once."""
+        """Return samples with their nearest training images, the closest pairs first.
+
+        Each training image occurs once.
+        """
         near, samples, question = self.recall.training, self.asked.training, self.asked.questions.training
         count, shown = len(question.captions), dict[int, NearestPair]()
         for place in near.distance_N.argsort(stable=True).tolist():
@@ -123,9 +126,9 @@ def _gap(image_CHW: Tensor) -> Tensor:
 def ask_for_copies(
     folder: Path, step: int, plan: Plan, scored: ScoredData, protocol: Protocol, weights: str = ""
 ) -> AskedSamples | None:
-    """Return the samples in which to search for copies, not yet generated; None if the protocol has no such metric.
+    """Return the samples in which copies will be searched; None if the protocol has no memorisation metric.
 
-    `folder` holds the samples of all conditions.
+    The samples are not generated yet. `folder` holds the samples of all conditions.
     """
     if not protocol.reads_training_images:
         return None
@@ -145,10 +148,10 @@ def ask_for_copies(
 
 
 def _questions(plan: Plan, scored: ScoredData, protocol: Protocol) -> Questions:
-    """Choose images and captions. For a mixture, choose from the source that the run is scored against.
+    """Choose images and captions. For a mixture, choose them from the source that the run is scored against.
 
-    Images are spread evenly over the training images. If there are fewer images than captions to sample, each caption
-    is sampled several times with different noises.
+    The chosen images are spread evenly over the training images. If there are fewer images than captions to sample,
+    each caption is sampled several times with different noises.
     """
     data, asked = scored.data.memorisable.squared, protocol.memorisation
     train = open_source(data, "train", _CPU)
@@ -176,13 +179,13 @@ def _questions(plan: Plan, scored: ScoredData, protocol: Protocol) -> Questions:
 
 
 def _kind_read(plan: Plan, protocol: Protocol) -> str:
-    """Return the caption column that training reads; if there are several, prefer the protocol's."""
+    """Return the caption column that training reads. If training reads several, prefer the protocol's column."""
     read = plan.captions.columns()
     return protocol.prompts if protocol.prompts in read else min(read)
 
 
 def _spread(source: ImageSource, ids: Sequence[int], kind: str, count: int) -> Question:
-    """Choose images that have a caption of this kind, spread evenly over the ids."""
+    """Choose images that have a caption of this kind. They are spread evenly over the ids."""
     texts = [record.captions.get(kind, NULL_CAPTION) for record in source.records(ids)]
     known = [row for row, text in enumerate(texts) if text.strip()]
     if not known:
@@ -192,7 +195,7 @@ def _spread(source: ImageSource, ids: Sequence[int], kind: str, count: int) -> Q
 
 
 def _of_file(source: ImageSource, captions: Sequence[str], images: int, name: str) -> tuple[Question, str]:
-    """Choose the images whose captions are in a file. Also return the caption column that these captions come from."""
+    """Choose the images whose captions are in a file. Also return the column from which these captions come."""
     found = find_captions(source, captions)
     if problem := missing_captions(found, captions, name):
         raise UserError(problem)
@@ -212,7 +215,7 @@ def _of_file(source: ImageSource, captions: Sequence[str], images: int, name: st
 def find_copies(
     asked: AskedSamples, encoder: Encoder, on_images: Callable[[int], None] = lambda images: None
 ) -> FoundCopies | None:
-    """Find near-copies with an encoder. Ranks share the work; the first rank has the result."""
+    """Find near-copies with an encoder. The ranks share the work, and the first rank has the result."""
     found, questions = list[Asked | None](), asked.questions
     for words, question, samples in (
         ("training images", questions.training, asked.training),

@@ -1,4 +1,4 @@
-"""Named protocols in the package. A study names a protocol in `evaluation`, `tintype evaluate` in `preset`."""
+"""Named protocols in the package. A study names its protocol in `evaluation`, and `tintype evaluate` in `preset`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tintype.recipes import packaged
 from tintype.settings import Plain, plain
 
 PRESET = "preset"
-"""The key by which a protocol names the preset that it starts from."""
+"""The key under which a protocol names its preset."""
 _GENERAL = Protocol()
 
 
 def expand(given: object, place: str) -> object:
-    """Return a protocol with its preset's settings added. The protocol's own settings win.
+    """Return a protocol with the settings of its preset added. The protocol's own settings take precedence.
 
-    A preset is named by `evaluation: prx`, or beside other settings by `evaluation: {preset: prx, count: 2000}`.
+    A preset is named by `evaluation: prx`, or together with other settings by `evaluation: {preset: prx, count: 2000}`.
     """
     if isinstance(given, str):
         return _preset(given, place)
@@ -30,7 +30,7 @@ def expand(given: object, place: str) -> object:
 
 
 def expand_in(section: str, document: Document) -> None:
-    """Replace the preset in a section of a document by its settings, in place."""
+    """In a section of a document, replace the preset by its settings. The document is changed in place."""
     if isinstance(document.data, dict) and section in document.data:
         document.data[section] = expand(document.data[section], document.place((section,)))
 
@@ -48,15 +48,14 @@ def protocol_of(assignments: Sequence[str], default: Protocol = _GENERAL) -> Pro
 def default_protocol(plan: Plan) -> Protocol:
     """Return the protocol that a plan names in `run.protocol`, or the general defaults.
 
-    The settings of these protocols count as not given by the user, so `fit_protocol` replaces those that do not fit the
-    data.
+    Their settings count as not given by the user, so `fit_protocol` can replace settings that do not fit the data.
     """
     name = plan.run.protocol
     return _GENERAL if name is None else _as_given(parse(Protocol, packaged.find("protocols", name)), set())
 
 
 def completed(given: Protocol, default: Protocol) -> Protocol:
-    """Return a protocol whose missing settings, including the sampler's, come from the default."""
+    """Return a protocol whose missing settings, including the sampler's settings, come from the default."""
     own = {key: getattr(given, key) for key in given.model_fields_set}
     if "sampler" in own:
         of_sampler = {key: getattr(given.sampler, key) for key in given.sampler.model_fields_set}

@@ -1,4 +1,4 @@
-"""Progress of an evaluation, counted in images."""
+"""Progress of an evaluation, measured in images."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tintype.runtime.dist import current
 
 @dataclass(frozen=True)
 class Scoring:
-    """Progress passed to the callback: images in the current stage, and the completed share of the evaluation."""
+    """Progress passed to the callback: the images of the current stage, and the finished share of the evaluation."""
 
     doing: str
     done: float
@@ -22,7 +22,7 @@ OnScoring = Callable[[Scoring], None]
 
 
 class Counter:
-    """Count images: once per sampler step, and once per encoder that reads them.
+    """Counts each image once per sampler step, and once per encoder that reads it.
 
     `work` is the final count of the whole evaluation, or 0 to report only the current stage.
     """
@@ -36,7 +36,7 @@ class Counter:
         self._report()
 
     def count(self, images: int, steps: int = 1) -> None:
-        """Count one of the `steps` that each image takes. All ranks are assumed to progress at the same speed."""
+        """Count one of the `steps` of each image. All ranks are assumed to progress at the same speed."""
         self._worked = min(self._worked + images * self._ranks, self._work)
         self._done += images * self._ranks / steps
         self._report()

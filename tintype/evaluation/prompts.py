@@ -1,7 +1,7 @@
 """Prompts: captions of held-out images, or a benchmark's prompt file.
 
 GenEval's `.jsonl` (a prompt and a tag per line) and PartiPrompts' `.tsv` (Prompt, Category, Challenge) are read as
-published. Plain text files have a prompt per line. Tags and categories of prompts group the scores.
+published. Plain text files have one prompt per line. Scores are grouped by the tags or categories of prompts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TOGETHER = 1024
 
 
 def is_caption(prompts: str) -> bool:
-    """Return whether `prompts` names a caption column. The path of a prompt file has a dot or a slash."""
+    """Return whether `prompts` names a caption column. Paths of prompt files always contain a dot or a slash."""
     return "." not in prompts and "/" not in prompts
 
 
@@ -34,11 +34,11 @@ class PromptFile:
     prompts: tuple[str, ...]
     sha256: str
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The group of each prompt, by grouping, such as tag or category."""
+    """For each grouping, such as tag or category: the group of each prompt."""
 
 
 def find_captions(source: ImageSource, captions: Sequence[str]) -> dict[str, tuple[int, str]]:
-    """Return for each caption the id of the first image that has it, and the caption's column."""
+    """Return, for each caption, the id of the first image that has this caption, and the caption's column."""
     wanted, found = set(captions), dict[str, tuple[int, str]]()
     for first in range(0, len(source), _TOGETHER):
         ids = range(first, min(first + _TOGETHER, len(source)))
@@ -50,7 +50,7 @@ def find_captions(source: ImageSource, captions: Sequence[str]) -> dict[str, tup
 
 
 def missing_captions(found: Container[str], captions: Sequence[str], name: str) -> str:
-    """Return the problem of a file whose training captions were not all found; empty if all were."""
+    """Return a problem if some training captions in a file were not found; empty if all were found."""
     missing = [caption for caption in captions if caption not in found]
     if not missing:
         return ""

@@ -1,4 +1,4 @@
-"""The user's protocol of an evaluation: its samplings and its metrics, with their settings."""
+"""The user's protocol for an evaluation: the samplings and the metrics, with their settings."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from tintype.vision.scene_encoder import SceneEncoderSettings, scene_encoder_rec
 
 MetricKind = Annotated[str, Field(description="One of " + ", ".join(ON_FEATURES.built_in))]
 FEWEST = 8
-"""Smallest number of images for a distance, so that nearest neighbours and subsets exist."""
+"""Minimum number of images for a distance. With fewer images, nearest neighbours or subsets would not exist."""
 DEFAULT_METRICS = ("fd", "kid", "mmd", "precision", "recall")
 
 
 class Condition(Settings):
-    """An additional sampling of the model. Settings that are not given equal the main sampling's.
+    """An additional sampling of the model. Its missing settings are those of the main sampling.
 
     A guidance is given as a whole: its missing settings get their defaults.
     """
@@ -98,9 +98,9 @@ class MemorisationSettings(Settings):
 
 
 class Protocol(Named):
-    """Settings by which every arm is scored, with the same prompts, noises and reference for all arms.
+    """Settings by which every arm is scored. All arms get the same prompts, noises and reference.
 
-    The defaults fit scenes. On a store, `fit.fit_protocol` replaces each setting that was not given.
+    The defaults are for scenes. On a store, `fit.fit_protocol` replaces each setting that was not given.
     """
 
     prompts: str = Field(
@@ -165,7 +165,7 @@ class Protocol(Named):
 
     @property
     def conditions(self) -> tuple[Sampling, ...]:
-        """Return the main sampling, named "", then the additional samplings, with every default resolved."""
+        """Return the main sampling, which is named "", then the additional samplings. All defaults are filled in."""
         main = Sampling("", self.prompts, self.count, 1, self.sampler, True)
         return (main, *(self._resolve(condition) for condition in self.also))
 
@@ -183,7 +183,7 @@ class Protocol(Named):
 
     @property
     def parts(self) -> list[tuple[str, str]]:
-        """Return the parts that plugins can add, as pairs of group and name."""
+        """Return the parts in the protocol that plugins can provide, as pairs of group and name."""
         samplers = [sampling.sampler for sampling in self.conditions]
         return [
             *(("metrics", name) for name in self.metrics),
@@ -208,7 +208,7 @@ class Protocol(Named):
 
     @property
     def staged(self) -> bool:
-        """Return whether held-out images and samples have the size of the stage that trained the weights."""
+        """Return whether held-out images and samples have the image size of the stage that trained the weights."""
         return self.size == "stage"
 
     @property
@@ -221,7 +221,7 @@ class Protocol(Named):
         return [encoder for encoder in self.encoders if sampling.distances or encoder.reads_text]
 
     def with_prompts_in(self, folder: Path) -> Protocol:
-        """Return the protocol with relative paths of prompt files resolved against a folder."""
+        """Return the protocol with the relative paths of prompt files resolved against a folder."""
         return self.with_prompts(lambda prompts: str(folder / prompts))
 
     @property
@@ -232,7 +232,7 @@ class Protocol(Named):
         return [prompts for prompts in named if prompts is not None and not is_caption(prompts)]
 
     def with_prompts(self, moved: Callable[[str], str]) -> Protocol:
-        """Return the protocol with the paths of its prompt files mapped by `moved`."""
+        """Return the protocol with the paths of its prompt files replaced by the function `moved`."""
         files = {prompts: {"prompts": moved(prompts)} for prompts in self.prompt_files}
         if not files:
             return self
@@ -280,7 +280,7 @@ class ImageProtocol(Settings):
 
 @dataclass(frozen=True)
 class Sampling:
-    """A sampling with every default resolved. `count` is None if a prompt file decides it."""
+    """A sampling with all defaults filled in. `count` is None if a prompt file determines the number of images."""
 
     name: str
     prompts: str
@@ -291,12 +291,12 @@ class Sampling:
 
     @property
     def prompt_file(self) -> PromptFile | None:
-        """Return the prompt file; None if prompts are captions of the data."""
+        """Return the prompt file; None if the prompts are captions of the data."""
         return None if is_caption(self.prompts) else read_prompts(Path(self.prompts))
 
     @property
     def prompts_sha256(self) -> str:
-        """Return the caption column, or the hash of a prompt file's content."""
+        """Return the hash of the prompt file's content, or the caption column if there is no prompt file."""
         return file.sha256 if (file := self.prompt_file) else self.prompts
 
     def metric(self, name: str) -> str:
@@ -305,7 +305,7 @@ class Sampling:
 
     @property
     def words(self) -> str:
-        """Describe the sampling, for the definition of its metrics."""
+        """Return a description of the sampling, for the definitions of its metrics."""
         prompts = (
             f"{self.prompts} captions" if is_caption(self.prompts) else f"the prompts of {Path(self.prompts).name}"
         )
@@ -314,7 +314,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Definition:
-    """A metric of one sampling, with the encoder whose features it needs, if any."""
+    """A metric of one sampling, with the encoder whose features it needs, if it needs any."""
 
     metric: AnyMetric
     label: str
@@ -322,7 +322,7 @@ class Definition:
     sampling: Sampling | None = None
     """The sampling; None if the metric needs no generated images."""
     count: int | None = None
-    """Number of generated images; None if a prompt file decides it, or if the metric needs none."""
+    """Number of generated images; None if a prompt file determines it, or if the metric needs no generated images."""
 
     @property
     def direction(self) -> Direction:
@@ -334,7 +334,10 @@ class Definition:
 
 
 def metric_label(metric: AnyMetric, encoder: EncoderPart) -> str:
-    """Return the metric's published name if its definition is the published one; else name metric and encoder."""
+    """Return the metric's published name if its definition is the published one.
+
+    Otherwise, return the names of metric and encoder.
+    """
     published = encoder.published.get(metric.name)
     if published and encoder.name is None:
         return published
@@ -342,10 +345,10 @@ def metric_label(metric: AnyMetric, encoder: EncoderPart) -> str:
 
 
 def definitions(protocol: Protocol, of_scenes: bool = True) -> dict[str, Definition]:
-    """Define each metric of an evaluation by its name, the most important first.
+    """Return the definition of each metric of an evaluation by name, the most important metric first.
 
-    `of_scenes` says whether the data are scenes, whose images the scene encoder can read. How an encoder preprocesses
-    images is known only after it is loaded, and is recorded in the result.
+    `of_scenes` says whether the data are scenes, whose images the scene encoder can read. An encoder's preprocessing is
+    known only after loading, so it is recorded in the result.
     """
     found: dict[str, Definition] = {}
     for sampling in protocol.conditions:
@@ -394,7 +397,7 @@ def _asked_words(protocol: Protocol) -> str:
 
 
 def warnings_of(measured: Mapping[str, Measured], meanings: Mapping[str, Definition]) -> list[str]:
-    """Return each warning once, after the labels of the metrics that it concerns."""
+    """Return each warning once, preceded by the labels of the metrics that it concerns."""
     about: dict[str, list[str]] = {}
     for name, one in measured.items():
         for text in one.warnings:

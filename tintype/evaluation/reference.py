@@ -1,7 +1,7 @@
 """Features of the real images with which generated images are compared, by one encoder.
 
 Features are cached on disk under a hash of the images, and of the encoder's weights and preprocessing. So every arm of
-every study reads the same reference, and a reference made with another encoder or other images is refused.
+every study reads the same reference. A reference made with another encoder or from other images is refused.
 
 M: real images, F: size of a feature vector.
 """
@@ -45,12 +45,12 @@ _PROBES = 16
 _DIGESTS, _OF_ALL = "digests", "content_sha256"
 _REMAKE = f"remove it and {again()} again; a reference of {option('save-reference')} is saved again with it"
 BLOCK = 64
-"""Batch size of an encoder. With whole batches the features are bit-identical on any rank."""
+"""Batch size of encoders. If all batches have this size, the features are bit-identical on any rank."""
 
 
 @dataclass(frozen=True)
 class About:
-    """The encoder and the images that features were made with."""
+    """The encoder and the images from which features were made."""
 
     encoder: str
     identity: str
@@ -66,15 +66,15 @@ class About:
 
 @dataclass(frozen=True)
 class ScoredData:
-    """A run's data in the image size at which its weights are scored."""
+    """A run's data, in the image size in which its weights are scored."""
 
     data: DataPart
     stage_shapes: tuple[Shape, ...] | None = None
-    """Shapes of the buckets' images in an earlier stage; None to keep the buckets' own shapes."""
+    """Shapes of the buckets' images in an earlier stage; None to use the shapes of the buckets."""
 
 
 def scored_data(plan: Plan, protocol: Protocol, step: int) -> ScoredData:
-    """Return the data on which the weights of a step are scored."""
+    """Return the data against which the weights of a step are scored."""
     size_px = plan.size_px_at(step - 1) if protocol.staged else plan.data.size_px
     if size_px == plan.data.size_px:
         return ScoredData(plan.data)
@@ -83,7 +83,7 @@ def scored_data(plan: Plan, protocol: Protocol, step: int) -> ScoredData:
 
 
 def held_out(scored: ScoredData, protocol: Protocol) -> ImageSource:
-    """Return images that training never sees; the first images give the prompts and the reference.
+    """Return images that training never sees. The first of them provide the prompts and the reference.
 
     Raise if the protocol does not fit the data.
     """
@@ -95,9 +95,9 @@ def held_out(scored: ScoredData, protocol: Protocol) -> ImageSource:
 
 @lru_cache(maxsize=8)
 def data_reference(scored: ScoredData, protocol: Protocol, encoder: Encoder, device: torch.device) -> Reference | None:
-    """Return the reference of a run: held-out images of its data.
+    """Return the reference of a run, which consists of held-out images of its data.
 
-    Ranks share the work; the first rank has the result.
+    The ranks share the work, and the first rank has the result.
     """
     source, data = held_out(scored, protocol), scored.data.scored
     words = "held-out scenes" if data.of_scenes else f"held-out images of the store {str(source.identity)[:12]}"
@@ -110,7 +110,7 @@ def source_features(
 ) -> Tensor | None:
     """Return the features of a source's square images, cached on disk. `of_data` names the source.
 
-    Ranks share the work; the first rank has the result.
+    The ranks share the work, and the first rank has the result.
     """
     fingerprint = _sha256(f"{words} {list(ids)} {of_data}")
     about = About(encoder.name, encoder.identity, encoder.definition, words, fingerprint, len(ids))
@@ -121,7 +121,10 @@ def source_features(
 def _source_reference(
     source: ImageSource, words: str, fingerprint: str, count: int, encoder: Encoder, device: torch.device
 ) -> Reference | None:
-    """Return the first images of a source as a reference. Ranks share the work; the first rank has the result."""
+    """Return the first images of a source as a reference.
+
+    The ranks share the work, and the first rank has the result.
+    """
     about = About(encoder.name, encoder.identity, encoder.definition, words, fingerprint, count)
     ids, blocks = in_blocks(source, count)
     found = _stored_features(about, encoder, blocks, lambda first, last: source.images(ids[first:last]))
@@ -140,7 +143,7 @@ def _stored_features(
 
 
 def in_blocks(source: ImageSource, count: int) -> tuple[list[int], list[tuple[int, int]]]:
-    """Return the first ids of a source, grouped by shape, and spans of these ids, each with one shape."""
+    """Return the first ids of a source, grouped by shape, and spans of these ids. All ids of a span have one shape."""
     ids: list[int] = []
     blocks: list[tuple[int, int]] = []
     for _, alike in ids_by_shape(source, range(count)):
@@ -150,7 +153,9 @@ def in_blocks(source: ImageSource, count: int) -> tuple[list[int], list[tuple[in
 
 
 def rows_by_shape(source: ImageSource, count: int) -> dict[Shape, Tensor]:
-    """Return for each shape its rows in a table of the first images in `in_blocks` order; {} if there is one shape."""
+    """Return, for each shape, its row numbers in a table of the first images in `in_blocks` order; {} without
+    buckets.
+    """
     found, first = dict[Shape, list[Tensor]](), 0
     for shape, alike in ids_by_shape(source, range(count)):
         if shape is not None:
@@ -167,7 +172,7 @@ def shared_features(
 ) -> Tensor | None:
     """Return the features of all images on the first rank.
 
-    Ranks take blocks in turn; a block is a batch of the encoder.
+    The ranks take blocks in turn; a block is one batch of the encoder.
     """
 
     def encode(block: tuple[int, int]) -> Tensor:
@@ -178,9 +183,9 @@ def shared_features(
 
 @dataclass(frozen=True)
 class ImageFeatures:
-    """Features of a set of images, the description of encoder and images, and the digest of each image's pixels.
+    """Features of a set of images, a description of encoder and images, and the digest of each image's pixels.
 
-    The digests are None in a file of a version without digests.
+    The digests are None if the file was written by a version without digests.
     """
 
     feature_MF: Tensor
@@ -191,7 +196,7 @@ class ImageFeatures:
 def set_features(
     images: Images, encoder: Encoder, on_images: Callable[[int], None] = lambda images: None, cache: bool = True
 ) -> ImageFeatures:
-    """Return the features of a set of images. With `cache`, store them for use as a reference."""
+    """Return the features of a set of images. With `cache`, also store them for later use as a reference."""
     return cached_features(_about_set(images, encoder), encoder, images, on_images, cache)
 
 
@@ -229,7 +234,11 @@ def _file(about: About) -> Path:
 
 
 def _cached(file: Path, encoder: Encoder, about: About) -> ImageFeatures:
-    """Read a cached file. The file's name is a hash of its content, which is checked in case the file was replaced."""
+    """Read a cached file.
+
+    Its name is a hash of its content. The content is checked against this hash, since the file could have been
+    replaced.
+    """
     found = read_reference(file)
     refuse_other_encoder(found.about, encoder, file)
     if found.about.key != about.key:
@@ -269,12 +278,17 @@ def read_reference(path: Path) -> ImageFeatures:
 
 
 def _content_sha256(metadata: Mapping[str, str], digests: Sequence[bytes] | None) -> str:
-    """Return the SHA-256 over the features' hash, their description, and the digests of the images."""
+    """Return the SHA-256 of three values: the hash of the features, their description, and the digests of the
+    images.
+    """
     return _sha256(f"{metadata['sha256']} {metadata['about']} {b''.join(digests or ()).hex()}")
 
 
 def refuse_other_encoder(about: About, encoder: Encoder, path: Path) -> None:
-    """Raise if features come from other weights or another preprocessing: distances to them would be meaningless."""
+    """Raise if features were made with other weights or another preprocessing.
+
+    Distances between such features are meaningless.
+    """
     where = f"{path} of the encoder '{about.encoder}' ({about.definition})"
     what = f"identity than that of '{encoder.name}' ({encoder.definition})"
     check_same(where, what, about.identity, encoder.identity, "make the reference again with this encoder")
@@ -283,8 +297,9 @@ def refuse_other_encoder(about: About, encoder: Encoder, path: Path) -> None:
 def data_fingerprint(data: DataPart, source: ImageSource, shaped: ScoredData | None = None) -> str:
     """Return a hash of the data's settings, its content, and the pixels of a few images.
 
-    So a changed renderer or resize gives another reference. `shaped` is given if the data's images are not square. Then
-    the hash includes the shapes, and in an earlier stage also the buckets, which decide the shape of each image.
+    So a changed renderer or resize changes the hash of the reference. `shaped` is given if the data's images are not
+    square. The hash then includes the shapes. In an earlier stage it also includes the buckets, which determine the
+    shape of each image.
     """
     settings = {key: value for key, value in data.content().items() if key != data.count_key}
     if source.identity is not None:

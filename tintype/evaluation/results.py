@@ -22,13 +22,13 @@ from tintype.train.record import EVALUATION, RESULT
 
 FORMAT: Literal[3] = 3
 _BESIDE = "beside"
-"""Key of a stored result that names the files written with it."""
+"""Key of a stored result that names the other files written with the result."""
 
 PER_IMAGE_FILE = "per_image.json"
-"""File next to a result with numbers per image, by which arms of a study are compared."""
+"""File next to a result, with metrics of each image. They are used to compare arms of a study."""
 
 MISREAD_FILE = "misread.json"
-"""File next to a result with the words of prompts that the preview images got wrong."""
+"""File next to a result, with the words of the prompts that the preview images got wrong."""
 
 
 class _Record(BaseModel):
@@ -36,45 +36,45 @@ class _Record(BaseModel):
 
 
 class EncoderInfo(_Record):
-    """An encoder as recorded in a result."""
+    """An encoder, as a result records it."""
 
     identity: str
     """SHA-256 of the encoder's weights and preprocessing."""
     definition: str
     text: str = ""
-    """SHA-256 of the tokenizer, for an encoder that reads text."""
+    """SHA-256 of the encoder's tokenizer, if the encoder reads text."""
 
 
 class WrongWords(_Record):
-    """Words of a prompt that an image got wrong."""
+    """Words of a prompt that an image shows wrongly."""
 
     start: int
     """Index of the first character in the prompt."""
     end: int
-    """Index after the last character."""
+    """Index after the last character in the prompt."""
     words: str
-    """The mistake, such as "drawn red, asked blue"."""
+    """The mistake in words, such as "drawn red, asked blue"."""
 
 
 class AverageInfo(_Record):
-    """A weight average computed from snapshots."""
+    """A weight average that was computed from snapshots."""
 
     length: float
     residual: float
 
 
 class CopyPair(_Record):
-    """A sample and its nearest training image, side by side in a PNG."""
+    """A sample and its nearest training image, side by side in one PNG file."""
 
     image: str
-    """Path relative to the run's folder."""
+    """Path of the PNG file, relative to the run's folder."""
     sha256: str
     caption: str
     guidance: float
     distance: float
     """Distance to the training image, divided by the mean distance to the nearest unseen images."""
     own: bool
-    """Whether the training image belongs to the caption."""
+    """Whether the training image is the image of the caption."""
     counts: bool
     """Whether the pair counts as a near-copy."""
 
@@ -88,21 +88,21 @@ _FOUND: Mapping[Verdict, str] = {
 
 
 class Copies(_Record):
-    """Near-copies of training images, found with one encoder."""
+    """Near-copies of training images that one encoder found."""
 
     verdict: Verdict
     captions: int
     """Number of distinct training captions that were sampled."""
     images: int
-    """Number of training images in which near-copies were searched."""
+    """Number of training images whose near-copies were searched for."""
     unlike: float
     """Fraction of the samples of training captions that do not resemble the data."""
     any: dict[str, Rate]
-    """Rate of near-copies of any training image, overall and by guidance scale."""
+    """Rate of near-copies of any training image: overall, and for each guidance scale."""
     own: dict[str, Rate]
     """Rate of near-copies of the caption's own image."""
     pairs: list[CopyPair]
-    """Pairs of a sample and its nearest training image, closest first."""
+    """Samples with their nearest training images, the closest pairs first."""
 
     @property
     def words(self) -> str:
@@ -110,7 +110,10 @@ class Copies(_Record):
         return _FOUND[self.verdict]
 
     def within(self, folder: str) -> Copies:
-        """Return the copies with paths relative to a folder that contains the run's folder at `folder`."""
+        """Return the copies with paths relative to a parent folder.
+
+        `folder` is the run's path in this parent folder.
+        """
         pairs = [pair.model_copy(update={"image": f"{folder}/{pair.image}"}) for pair in self.pairs]
         return self.model_copy(update={"pairs": pairs})
 
@@ -120,14 +123,14 @@ class MetricValues(_Record):
 
     metrics: dict[str, float]
     errors: dict[str, float]
-    """Standard errors of sampling."""
+    """Standard errors due to sampling."""
     intervals: dict[str, tuple[float, float]] = {}
-    """95% confidence intervals of sampling."""
+    """95% confidence intervals due to sampling."""
     error_methods: dict[str, str] = {}
     biases: dict[str, float] = {}
-    """Known biases by metric: how much too large a metric is because it uses finitely many images.
+    """Known biases by metric. A metric is too large by its bias, since the number of images is finite.
 
-    Left out of the dump if empty.
+    The field is left out of the dump if it is empty.
     """
     encoders: dict[str, EncoderInfo]
     warnings: tuple[str, ...]
@@ -138,19 +141,22 @@ class MetricValues(_Record):
 
 
 class EvaluationResult(MetricValues):
-    """The scores of a run at a step. Fields with a default are newer: earlier results lack them."""
+    """The scores of a run at a step. Fields with a default were added later; older results lack them."""
 
     format: Literal[3] = FORMAT
     plan: str = ""
     step: int
     size_px: int | None = None
-    """Image size if the protocol uses the stage's size; None if it uses the data's size.
+    """Image size, if the protocol uses the stage's size; None if the protocol uses the data's size.
 
     None is left out of the dump.
     """
     weights: str
     ema: AverageInfo | None = None
-    """The average computed from snapshots; None, left out of the dump, for the weights of a checkpoint."""
+    """The average that was computed from snapshots; None for the weights of a checkpoint.
+
+    None is left out of the dump.
+    """
     protocol: Protocol
     protocol_hash: str
     details: dict[str, dict[str, float]]
@@ -158,13 +164,13 @@ class EvaluationResult(MetricValues):
     samples: dict[str, str]
     """Folder of each sampling's images, relative to the run's folder."""
     real: dict[str, dict[str, float]]
-    """The same metrics on real images, with their breakdowns; `overall` is the total."""
+    """The same metrics on real images, with their breakdowns. `overall` is the value over all real images."""
     time_split: dict[str, float]
     previews: tuple[str, ...]
     """Paths of PNG files, relative to the run's folder."""
     previews_sha256: tuple[str, ...] = ()
     copies: dict[str, Copies] = {}
-    """Near-copies of training images by encoder. Left out of the dump if not measured."""
+    """Near-copies of training images, by encoder. The field is left out of the dump if nothing was measured."""
 
     def dump(self) -> dict[str, JsonValue]:
         absent = {name for name in ("ema", "size_px") if getattr(self, name) is None}
@@ -173,7 +179,10 @@ class EvaluationResult(MetricValues):
 
     @property
     def scale(self) -> str:
-        """Return the protocol's hash, with the image size of a stage. Only scores of equal scale are comparable."""
+        """Return the protocol's hash, followed by the stage's image size if there is one.
+
+        Only scores with equal scale are comparable.
+        """
         return self.protocol_hash if self.size_px is None else f"{self.protocol_hash} at {self.size_px} px"
 
 
@@ -184,7 +193,7 @@ class ImageSet(_Record):
 
 
 class ImageSetResult(MetricValues):
-    """Scores of one set of images against another."""
+    """Scores of a set of images against another set."""
 
     images: ImageSet
     reference: ImageSet
@@ -201,7 +210,7 @@ class _Numbers(TypedDict):
 
 
 def numbers_of(measured: Mapping[str, Measured]) -> _Numbers:
-    """Return measured numbers as fields of a `MetricValues`."""
+    """Return measured numbers as the fields of `MetricValues`."""
     return {
         "metrics": {name: one.value for name, one in measured.items()},
         "errors": {name: one.error for name, one in measured.items() if one.error is not None},
@@ -216,7 +225,7 @@ def result_file(path: Path, protocol: Protocol, step: int, weights: str = "") ->
 
 
 def result_of(content: Mapping[str, JsonValue]) -> EvaluationResult:
-    """Return the result that was dumped to `content`."""
+    """Parse the result that was dumped to `content`."""
     return EvaluationResult.model_validate_json(json.dumps(content))  # JSON's rules: a list may fill a tuple
 
 
@@ -226,7 +235,7 @@ def write_result(
     per_image: Mapping[str, Sequence[float]] | None = None,
     fence: Fence = OPEN,
 ) -> None:
-    """Write a result. First write the numbers of its images by metric to a second file."""
+    """Write a result. Before that, write the numbers of each image, by metric, to a second file."""
     if per_image is not None:
         rounded = {name: [float(f"{value:.7g}") for value in values] for name, values in per_image.items() if values}
         write_checked(file.with_name(PER_IMAGE_FILE), {"metrics": rounded}, fence=fence)
@@ -235,7 +244,7 @@ def write_result(
 
 
 def read_per_image(file: Path) -> dict[str, list[float]]:
-    """Return the per-image numbers of a stored result by metric; empty if the result has none."""
+    """Return the numbers of each image of a stored result, by metric; empty if the result has none."""
     content = read_checked(file.with_name(PER_IMAGE_FILE), _remake(file))
     return dict(content["metrics"]) if content else {}
 
@@ -243,7 +252,7 @@ def read_per_image(file: Path) -> dict[str, list[float]]:
 def write_misread(
     file: Path, prompts: Sequence[str], misread: Sequence[Sequence[Misread]], fence: Fence = OPEN
 ) -> None:
-    """Write the words that a result's preview images got wrong to a second file; write nothing if no image was read.
+    """Write the words that a result's preview images got wrong to a second file. Write nothing if no image was read.
 
     An image without wrong words has an empty list.
     """

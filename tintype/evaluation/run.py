@@ -62,12 +62,12 @@ def evaluate(
 ) -> EvaluationResult:
     """Score a run's newest checkpoint, an average computed from its snapshots, or the weights kept at `kept_step`.
 
-    `whole_step` is the step of the newest checkpoint, from a caller that has just verified the checkpoint.
+    `whole_step` is the step of the newest checkpoint, given by a caller that has just verified this checkpoint.
 
     Protocol settings that were not given are chosen to fit the run's data. Images are generated once; `on_progress`
-    gets the progress. Ranks share the work; the first rank has the numbers, writes the result and broadcasts it. On a
-    CPU, scoring uses the run's number of threads, or `threads`. The `fence` stops writes of a process that has lost the
-    run's lease.
+    gets the progress. The ranks share the work. The first rank has the numbers, writes the result and broadcasts it. On
+    a CPU, scoring uses the run's number of threads, or `threads`. The `fence` stops writes of a process that has lost
+    the run's lease.
     """
     world, record = current(), RunRecord(path)
     plan = record.plan
@@ -137,7 +137,7 @@ def evaluate(
 def _fit(path: Path, plan: Plan, protocol: Protocol) -> tuple[Protocol, list[str]]:
     """Fit the protocol to the run's data.
 
-    The first rank decides for all, since other machines may have other weights.
+    The first rank makes the choices for all ranks, since other machines may have other encoder weights.
     """
     world, found = current(), None
     with world.fail_together():
@@ -153,7 +153,10 @@ def _fit(path: Path, plan: Plan, protocol: Protocol) -> tuple[Protocol, list[str
 
 
 def _check_readiness(protocol: Protocol, plan: Plan, device: torch.device) -> None:
-    """Raise if the protocol cannot work. One rank per machine downloads the encoders' weights; the others find them."""
+    """Raise if the protocol cannot work.
+
+    On each machine, one rank downloads the encoders' weights, and the other ranks then find them.
+    """
     world = current()
     with world.fail_together():
         if world.size > 1 and world.local_rank == 0:
@@ -172,7 +175,7 @@ def _stored(
     whole_step: int | None,
     fence: Fence,
 ) -> EvaluationResult | None:
-    """Return the stored result if scoring again would only repeat it, otherwise None."""
+    """Return the stored result if a new scoring would only repeat it, otherwise None."""
     step = average.step if average else whole_step or RunRecord(path).whole_step
     if step is None or file_problems(protocol):
         return None
@@ -192,7 +195,7 @@ def _stored(
 
 
 def _discard(path: Path, file: Path, step: int, error: DamagedFileError, fence: Fence) -> None:
-    """Set a damaged result aside and log an event for the report. The run is then scored again."""
+    """Set a damaged result aside, and log an event that the report shows. The run is then scored again."""
     note_once(str(file), f"{error.marked}; the run is scored again")
     fence.check()
     moved_to = set_aside(file)
@@ -244,7 +247,7 @@ def _save_previews(images: Tensor, folder: Path, run: Path, fence: Fence) -> tup
 
 
 def _save_copies(found: FoundCopies, encoder: str, folder: Path, run: Path, fence: Fence) -> results.Copies:
-    """Write the nearest pairs as PNGs; return the record for the result."""
+    """Write the nearest pairs as PNG files. Return their record for the result."""
     recalled, pairs = found.recall, list[results.CopyPair]()
     for index, pair in enumerate(found.pairs):
         file = folder / f"copy-{encoder}-{index}.png"

@@ -1,7 +1,8 @@
-"""Generated images, stored in shards in the run's folder, so that a metric added later needs no new sampling.
+"""Generated images, stored as shards in the run's folder. A metric that is added later needs no new sampling.
 
-The folder's name depends on the settings that decide the images (prompts, noise, sampler, step), but not on their
-number or the metrics. So a larger count only adds shards. Interrupted sampling resumes after the last complete shard.
+The folder's name depends on the settings that determine the images: prompts, noise, sampler and step. It does not
+depend on the number of images or on the metrics, so a larger count only adds shards. Interrupted sampling resumes after
+the last complete shard.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ SHARD_IMAGES = 256
 
 @dataclass(frozen=True)
 class Samples:
-    """The images of one sampling, generated or not yet, and their prompts."""
+    """The images of one sampling and their prompts. The images may not be generated yet."""
 
     folder: Path
     sampling: Sampling
@@ -49,7 +50,7 @@ class Samples:
         return len(self.prompts)
 
     def missing(self) -> list[tuple[int, int]]:
-        """Return the spans (first image, one past the last) that have no shard with these prompts."""
+        """Return spans of images (first index, index after the last) for which there is no shard with these prompts."""
         return [
             (first, last)
             for first, last in self._shard_spans
@@ -59,8 +60,9 @@ class Samples:
     def make(self, parts: Model, on_step: Callable[[int], None] = lambda images: None, fence: Fence = OPEN) -> None:
         """Generate missing images. `on_step` gets the number of images at each sampler step.
 
-        Samplings that differ only in their number of images share a folder: the larger set contains the smaller. Ranks
-        make batches in turn, the same batches as a single process. The first rank writes the shards.
+        Samplings that differ only in their number of images share a folder, since the larger set contains the smaller.
+        The ranks take batches in turn. The batches are the same as in a single process. The first rank writes the
+        shards.
         """
         world, sampler = current(), self.sampling.sampler
         if world.leads:
@@ -91,7 +93,7 @@ class Samples:
 
     @cached_property
     def _shard_spans(self) -> list[tuple[int, int]]:
-        """Return the spans of the shards' images. All images of a shard have one shape."""
+        """Return the span of images of each shard. All images of a shard have one shape."""
         if not self.shapes:
             return spans(0, len(self), SHARD_IMAGES)
         found, first = [], 0
@@ -102,24 +104,27 @@ class Samples:
         return found
 
     def _turns(self, batches: Sequence[tuple[int, int]], ranks: int) -> Iterator[list[tuple[int, int]]]:
-        """Yield groups of batches that the ranks make at the same time: one batch per rank, all of one shape."""
+        """Yield groups of batches that are generated at the same time.
+
+        A group has one batch per rank, and all its images have one shape.
+        """
         for _, alike in groupby(batches, lambda batch: self.shapes[batch[0]] if self.shapes else None):
             some = list(alike)
             yield from (some[at : at + ranks] for at in range(0, len(some), ranks))
 
     def shards(self) -> Iterator[Tensor]:
-        """Yield the images in order: uint8 [n, 3, H, W]. Checksums are verified."""
+        """Yield the images in order, as uint8 [n, 3, H, W]. Their checksums are verified."""
         self._refuse_gaps()
         for first, last in self._shard_spans:
             yield read_shard(_shard(self.folder, first))[: last - first]
 
     def blocks(self, size: int) -> list[tuple[int, int]]:
-        """Return spans of at most `size` images that cover all images. Each span is within one shard."""
+        """Return spans of at most `size` images that together cover all images. Each span is within one shard."""
         self._refuse_gaps()
         return [block for span in self._shard_spans for block in spans(*span, size)]
 
     def read(self, first: int, last: int) -> Tensor:
-        """Return the images of a block from a shard that was already verified."""
+        """Return the images of a block. Their shard was already verified."""
         start = max(start for start, _ in self._shard_spans if start <= first)
         return read_unchecked(_shard(self.folder, start), first - start, last - start)
 
@@ -138,9 +143,9 @@ def samples_of(
     weights: str = "",
     shapes: Sequence[Shape] = (),
 ) -> Samples:
-    """Return the samples of a run's step under a sampling. `folder` holds the samples of all samplings.
+    """Return the samples of a run's step for a sampling. `folder` holds the samples of all samplings.
 
-    `weights` names weights other than the run's usual weights.
+    `weights` names other weights than the run's default weights.
     """
     name = f"{samples_hash(sampling, seed, size_px, shapes)}-{step_name(step, weights)}"
     return Samples(folder / name, sampling, tuple(prompts), seed, size_px, tuple(shapes))
@@ -157,9 +162,9 @@ def sampling_prompts(scored: ScoredData, protocol: Protocol, sampling: Sampling)
 
 
 def sampling_shapes(scored: ScoredData, protocol: Protocol, sampling: Sampling) -> list[Shape]:
-    """Return the shape of each image of a sampling, in the order of its prompts; [] if all are square.
+    """Return the shape of each image of a sampling, in the order of its prompts; [] if all images are square.
 
-    Prompts of a file have no image that could give them a shape.
+    Prompts of a file belong to no image, so they have no shape.
     """
     if sampling.count is None or not protocol.shaped:
         return []
@@ -172,14 +177,15 @@ def repeat(values: Sequence[str], times: int) -> list[str]:
 
 
 def step_name(step: int, weights: str = "") -> str:
-    """Return a name of a run's weights, for the names of files made with these weights."""
+    """Return a name for a run's weights. It is used in the names of files that are made with these weights."""
     return f"step-{step:09d}-{weights}" if weights else f"step-{step:09d}"
 
 
 def samples_hash(sampling: Sampling, seed: int, size_px: int, shapes: Sequence[Shape] = ()) -> str:
-    """Return a hash of the settings that decide images, without the prompts, which the shards record.
+    """Return a hash of the settings that determine the images, except the prompts, which the shards record.
 
-    If there are several shapes, the hash covers the shape of every image, since the number of images decides the order.
+    If there are several shapes, the hash includes the shape of every image, since the number of images determines their
+    order.
     """
     sampler = plain(sampling.sampler)
     sampler.pop("batch")

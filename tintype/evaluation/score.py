@@ -1,4 +1,6 @@
-"""Measure a protocol's metrics on samples and held-out images. Ranks share the images; the first rank has the numbers.
+"""Measure a protocol's metrics on samples and held-out images.
+
+The ranks share the images, and the first rank has the numbers.
 
 N: images, F: size of a feature vector, T: times.
 """
@@ -47,15 +49,15 @@ _FEATURE = "feature"
 
 @dataclass
 class Scorecard:
-    """Numbers of an evaluation, filled in as they are measured. On ranks other than the first it stays empty."""
+    """Numbers of an evaluation, filled in while they are measured. Only the first rank's scorecard is filled."""
 
     measured: dict[str, Measured] = field(default_factory=dict)
     encoders: dict[str, EncoderInfo] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     real: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Scene metrics on the real images of the prompts: the scores that a perfect model would get."""
+    """Scene metrics on the real images of the prompts. A perfect model would get these scores."""
     misread: list[list[Misread]] = field(default_factory=list)
-    """Words that the first images of the first sampling got wrong; empty if its prompts do not describe scenes."""
+    """The words that the first images of the first sampling got wrong; empty if its prompts do not describe scenes."""
     copies: dict[str, FoundCopies] = field(default_factory=dict)
     """Near-copies of training images by encoder; empty if not measured."""
 
@@ -71,7 +73,7 @@ def score(
 ) -> Scorecard:
     """Score the samples of all samplings. Record the words that the first `previews` images got wrong.
 
-    `asked` are the samples in which to search for copies of training images.
+    `asked` are the samples in which copies of training images are searched.
     """
     card = Scorecard()
     for one in samples:
@@ -148,9 +150,9 @@ def _score_copies(card: Scorecard, parts: Model, protocol: Protocol, asked: Aske
 def _pairs_by_shape(
     scored: ScoredData, protocol: Protocol, samples: Samples, fake_NF: Tensor, reference: Reference
 ) -> tuple[dict[str, FeaturePair], list[str]]:
-    """Return each shape's features paired with real features of that shape, and the shapes with too few images.
+    """Return, for each shape, the features of samples and of real images with this shape.
 
-    Both are empty if all images have one shape.
+    Also return the shapes with too few images. Both results are empty if all images have one shape.
     """
     if not samples.shapes:
         return {}, []
@@ -203,7 +205,7 @@ def _score_scenes(
 
 @lru_cache(maxsize=8)
 def _read_real(scored: ScoredData, protocol: Protocol, count: int, device: torch.device) -> SceneReading | None:
-    """Return the scene encoder's reading of the real images of the prompts."""
+    """Return the scene encoder's readings of the real images that belong to the prompts."""
     source = held_out(scored, protocol)
     return _read(spans(0, count, READ_TOGETHER), lambda first, last: source.images(range(first, last)), device)
 
@@ -211,7 +213,7 @@ def _read_real(scored: ScoredData, protocol: Protocol, count: int, device: torch
 def _read(
     blocks: Sequence[tuple[int, int]], images: Callable[[int, int], Tensor], device: torch.device
 ) -> SceneReading | None:
-    """Read all images block by block, so that they need not fit into memory. The first rank has the result."""
+    """Read all images in blocks, so that not all of them must fit into memory. The first rank has the result."""
 
     def read(block: tuple[int, int]) -> dict[str, Tensor]:
         reading = scene_features(device).read(images(*block))
@@ -236,9 +238,10 @@ def _score_held_out(card: Scorecard, parts: Model, scored: ScoredData, protocol:
 
 
 def _duplicates(samples: Samples) -> list[str]:
-    """Warn about images with equal pixels: noise was repeated, or the model maps many noises and prompts to one image.
+    """Warn about images with equal pixels.
 
-    Sampling errors still treat these images as independent, since each image had its own noise.
+    Either noise was repeated, or the model maps different noises or prompts to one image. Sampling errors still treat
+    these images as independent, since each image had its own noise.
     """
     different = {digest(image) for shard in samples.shards() for image in shard}
     copies = len(samples) - len(different)

@@ -1,6 +1,6 @@
 """Train the packaged scene encoder, and write its weights with a record of its training and accuracy.
 
-Images are drawn during training, so no image is seen twice. Accuracy is measured on scenes of another seed.
+Images are drawn during training, and no image is used twice. Accuracy is measured on scenes with another seed.
 
 B: images. C: channels. H, W: rows, columns. P: positions. K: classes.
 """
@@ -47,7 +47,7 @@ Accuracy = dict[str, dict[str, dict[str, float]]]
 
 
 class SceneEncoderTraining(Settings):
-    """Settings of the encoder's training, and how often it is saved and logged."""
+    """Settings of the encoder's training, and how often the encoder is saved and logged."""
 
     seed: int = Field(0, ge=0)
     steps: int = Field(8000, ge=1)
@@ -59,7 +59,7 @@ class SceneEncoderTraining(Settings):
 
 @dataclass(frozen=True)
 class TrainedEncoder:
-    """The content of the JSON next to the weights."""
+    """The content of the JSON file next to the weights."""
 
     sha256: str
     """Hash of the weights."""
@@ -75,7 +75,7 @@ class TrainedEncoder:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of the training. `record` is None if a signal ended it."""
+    """Result of the training. `record` is None if a signal stopped the training."""
 
     step: int
     record: TrainedEncoder | None
@@ -88,7 +88,7 @@ def train(
     interrupt: Interrupt,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Outcome:
-    """Train or resume, measure, and write `scene_encoder.safetensors` and `.json`."""
+    """Train the encoder or resume its training, measure it, and write `scene_encoder.safetensors` and `.json`."""
     folder = RunFolder(out)
     with locked(out):
         claim_folder(folder, settings, free=("save_every_steps", "log_every_steps"))
@@ -139,7 +139,7 @@ def _new_encoder(seed: int, device: str) -> SceneEncoder:
 
 
 def _schedule(step: int, steps: int) -> float:
-    """Return the learning rate's factor: linear warm-up, then half a cosine down to zero."""
+    """Return the factor of the learning rate: linear warm-up, then half a cosine down to zero."""
     warm = min(1.0, (step + 1) / _WARMUP_STEPS)
     return warm * 0.5 * (1.0 + math.cos(math.pi * step / steps))
 
@@ -153,7 +153,7 @@ def _loss(encoder: SceneEncoder, seed: int, step: int, batch: int, device: str) 
 
 
 def _with_noise(image_BCHW: Tensor, seed: int, index_B: Tensor) -> Tensor:
-    """Add light noise of random strength to each image, so that small flaws do not mislead the encoder."""
+    """Add light noise of random strength to each image, so that small flaws of an image do not mislead the encoder."""
     level_B = _NOISE_LEVELS * rng.uniform(seed, "encoder/noise level", index_B)
     noise_BCHW = rng.normal(seed, "encoder/noise", index_B, tuple(image_BCHW.shape[1:]))
     noisy_BCHW = image_BCHW + noise_BCHW * level_B[:, None, None, None]
@@ -161,13 +161,13 @@ def _with_noise(image_BCHW: Tensor, seed: int, index_B: Tensor) -> Tensor:
 
 
 def _targets(scenes: SceneBatch) -> dict[str, Tensor]:
-    """Return the index of every attribute, by the attribute's name in a reading."""
+    """Return the class index of every attribute, by the attribute's name in a reading."""
     objects = {name: vars(scenes)[f"{name}_BP"] for name in OBJECT_VOCABULARY}
     return {**objects, **{name: vars(scenes)[f"{name}_B"] for name in SCENE_VOCABULARY}}
 
 
 def reading_loss(reading: SceneReading, scenes: SceneBatch) -> Tensor:
-    """Return the sum of all cross entropies. Attributes of an object only count at positions with an object."""
+    """Return the sum of all cross entropies. An object's attributes only count at positions with an object."""
     targets, logits = _targets(scenes), reading.logits
     loss = binary_cross_entropy_with_logits(logits["presence"], scenes.present_BP.to(torch.float32))
     for name in OBJECT_VOCABULARY:
@@ -179,7 +179,7 @@ def reading_loss(reading: SceneReading, scenes: SceneBatch) -> Tensor:
 
 @torch.no_grad()
 def measure(encoder: SceneEncoder, seed: int, scenes: int, device: str) -> Accuracy:
-    """Return the accuracy for each size, style and attribute, and their mean as "overall"."""
+    """Return the accuracy for each size, style and attribute, and the mean of these accuracies as "overall"."""
     encoder.eval()
     return {
         str(size_px): {style: _measure_one(encoder, seed, scenes, size_px, style, device) for style in STYLES}

@@ -1,6 +1,7 @@
-"""The denoiser in diffusers' format: convert its settings in both directions, infer them from shapes, map tensor names.
+"""Convert the denoiser between tintype's and diffusers' formats.
 
-tintype's tensors have the names of diffusers' `PRXTransformer2DModel`. PRX's training code uses other names.
+This module converts settings in both directions, infers settings from tensor shapes, and maps tensor names. tintype's
+tensors have the names of diffusers' `PRXTransformer2DModel`. PRX's training code uses other names.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _TELLING = (
     "blocks.0.attention.norm_q.weight",
     "blocks.0.gate_proj.weight",
 )
-"""Tensors from whose shapes the sizes of the denoiser are inferred."""
+"""Tensors from whose shapes the denoiser's sizes are inferred."""
 _OF_A_BLOCK = {
     "attention.img_qkv_proj.weight": "img_qkv_proj.weight",
     "attention.txt_kv_proj.weight": "txt_kv_proj.weight",
@@ -38,7 +39,7 @@ _OF_A_BLOCK = {
     "attention.norm_added_k.weight": "k_norm.scale",
     "attention.to_out.0.weight": "attn_out.weight",
 }
-"""diffusers' name -> PRX's name, after `blocks.N.`. All other names are the same in both."""
+"""Maps diffusers' names to PRX's names, after the prefix `blocks.N.`. All other names are equal."""
 _BLOCK = re.compile(r"(blocks\.\d+\.)(.+)")
 
 _TRAINED = {"average": "ema_denoiser.model.", "raw": "denoiser."}
@@ -51,9 +52,9 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class PrxConfig(BaseModel):
-    """Settings of the denoiser under tintype's names, with diffusers' names as aliases where the two differ.
+    """Settings of the denoiser under tintype's names. Where diffusers' names differ, they are aliases.
 
-    A config may leave out defaults. `to_config` and `from_config` convert between the two forms.
+    A config may leave out settings with default values. `to_config` and `from_config` convert between the two forms.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
@@ -108,7 +109,8 @@ def from_config(stated: Mapping[str, Any], place: str) -> PrxConfig:
 def from_tensors(tensors: Mapping[str, Tensor], channels: int | None, place: str) -> dict[str, Any]:
     """Return the section `model` of a plan, inferred from the shapes of the tensors.
 
-    Shapes give only the product of channels and patch area, so `channels` is the tokenizer's number of channels.
+    Shapes only give the product of channels and patch area. So `channels` must be given: it is the tokenizer's number
+    of channels.
     """
     blocks = {int(found[1]) for name in tensors if (found := re.match(r"blocks\.(\d+)\.", name))}
     lacking = [name for name in _TELLING if name not in tensors]
@@ -143,7 +145,7 @@ def from_tensors(tensors: Mapping[str, Tensor], channels: int | None, place: str
 
 
 def _ratio(hidden: int, width: int) -> float:
-    """Return the ratio with the fewest digits for which int(width × ratio) is `hidden`."""
+    """Return the ratio with the fewest digits such that int(width × ratio) equals `hidden`."""
     for digits in range(1, 18):
         ratio = round(hidden / width, digits)
         if int(width * ratio) == hidden:
@@ -154,7 +156,7 @@ def _ratio(hidden: int, width: int) -> float:
 def check_tensors(
     tensors: Mapping[str, Tensor], model: ModelSettings, channels: int, text_dim: int, place: str
 ) -> None:
-    """Raise if a tensor is missing or unknown, or has another shape than in the architecture."""
+    """Raise if a tensor is missing or unknown, or if its shape differs from the architecture's."""
     with torch.device("meta"):
         wanted = Transformer(model.model_copy(update={"compile": False}), channels, text_dim).state_dict()
     if found := misfits(forms_of(tensors), {name: Form(tensor.shape) for name, tensor in wanted.items()}):
@@ -174,9 +176,9 @@ to_diffusers = partial(_renamed, table={theirs: ours for ours, theirs in _OF_A_B
 
 
 def denoiser_in(tensors: Mapping[str, Tensor], weights: str | None, place: str) -> tuple[dict[str, Tensor], str]:
-    """Return the denoiser's tensors under diffusers' names, and the kind of weights: `raw`, `average` or `unknown`.
+    """Return the denoiser's tensors under diffusers' names, and the kind of the weights: `raw`, `average` or `unknown`.
 
-    Tensors whose prefix belongs to another network are left out. Unknown tensors stay, so that a later check refuses
+    Tensors with the prefix of another network are left out. Unknown tensors are returned, so that a later check refuses
     them.
     """
     there = [kind for kind, prefix in _TRAINED.items() if any(name.startswith(prefix) for name in tensors)]

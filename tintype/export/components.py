@@ -1,13 +1,14 @@
 """Make the components of a diffusers pipeline from a run: text encoder, text tokenizer and autoencoder.
 
-The pipelines pad to `model_max_length` and read `last_hidden_state`. Padding goes to the right, so that a token has the
-same position as in training.
+The pipelines pad to `model_max_length` and read `last_hidden_state`. Padding comes after the text, so each token has
+the same position as in training.
 
-`PRXPipeline` decodes latents / scaling_factor + shift_factor, with one number each for all channels. If tintype has one
-number per channel, these are folded into an `AutoencoderKL`: into the 1 × 1 convolutions between the latents and the
-networks. The convolutions are created if they do not exist. This is exact, since the flow stays in the space of
-training, with noise of standard deviation 1. If the numbers were folded into the denoiser's first and last layer, the
-noise would need another standard deviation in each channel. The shift would also need a term that changes with t.
+`PRXPipeline` decodes latents / scaling_factor + shift_factor. Both factors are one number for all channels. If tintype
+has one number per channel, the numbers are folded into the 1 × 1 convolutions of an `AutoencoderKL`. These convolutions
+are between the latents and the networks, and are created if they do not exist. The folding is exact: the flow stays in
+the latent space of training, with noise of standard deviation 1. The numbers cannot be folded into the denoiser's first
+and last layer instead. The noise would then need another standard deviation in each channel, and the shift would need a
+term that depends on t.
 
 C: channels.
 """
@@ -36,7 +37,7 @@ def form_of(text: TextEncoder) -> TransformersForm:
 
 
 def network_of(form: TransformersForm) -> Any:
-    """Return the network as an object of a transformers class, since the exported folder must not contain code."""
+    """Return the network as an object of a transformers class, since an exported folder must not contain code."""
     import transformers
 
     network = form.network
@@ -66,7 +67,8 @@ def tokenizer_of(form: TransformersForm) -> Any:
 def null_prompt(form: TransformersForm) -> str:
     """Return the negative prompt that gives the same tokens as the null caption in training.
 
-    If the tokenizer makes no token of '', the pipeline would have no text, but training had one token.
+    For the prompt '', some tokenizers return no token. The pipeline would then have no text, but training had one
+    token.
     """
     tokenizer = form.tokenizer
     if tokenizer("")["input_ids"]:
@@ -82,9 +84,10 @@ def null_prompt(form: TransformersForm) -> str:
 
 
 def mend_config(folder: Path) -> None:
-    """Fix the config of a T5Gemma encoder that was saved without its decoder.
+    """Correct the config of a T5Gemma encoder that was saved without its decoder.
 
-    transformers would otherwise use the sizes of the 2B model, since it expects a config of encoder and decoder.
+    Without the correction, transformers would use the sizes of the 2B model, since it expects a config of encoder and
+    decoder.
     """
     import transformers
 
@@ -98,7 +101,10 @@ def mend_config(folder: Path) -> None:
 
 
 def for_pipeline(tokenizer: Tokenizer) -> Any:
-    """Return the autoencoder in fp32. This changes the tokenizer's network, so load the tokenizer again to use it."""
+    """Return the autoencoder in fp32.
+
+    The tokenizer's network is changed in place, so load the tokenizer again to use it.
+    """
     form = tokenizer.diffusers_form()
     assert form is not None, "the plan's tokenizer says that a pipeline can hold it"
     network, shift_C, scale_C = form.network.float(), form.shift_C, form.scale_C
@@ -121,15 +127,15 @@ def for_pipeline(tokenizer: Tokenizer) -> Any:
 
 
 def _one(number_C: Tensor) -> float | None:
-    """Return the number of the channels if it is the same for all; None if the numbers differ."""
+    """Return the value that all channels share; None if the channels differ."""
     return float(number_C[0]) if bool((number_C == number_C[0]).all()) else None
 
 
 @torch.no_grad()
 def _folded(network: Any, shift_C: Tensor, scale_C: Tensor) -> Any:
-    """Fold the normalisation into the network, which then encodes to and decodes from (latent - shift) · scale.
+    """Fold the normalisation into the network. The network then encodes to, and decodes from, (latent - shift) · scale.
 
-    The posterior's standard deviation is scaled too, by the same factor as its mean.
+    The posterior's standard deviation is scaled by the same factor as its mean.
     """
     scale_C, shift_C = scale_C.double(), shift_C.double()
     out_C = torch.cat([scale_C, torch.ones_like(scale_C)])  # for the mean, and for the logarithm of the variance

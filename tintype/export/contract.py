@@ -1,8 +1,8 @@
-"""Refuse to export a run in a format that cannot represent it, with every reason and the alternative.
+"""Refuse to export a run in a format that cannot represent it. The error lists all reasons and an alternative.
 
-`PRXPipeline` takes latents of `AutoencoderKL` or `AutoencoderDC` and a denoiser that predicts the velocity.
-`PRXPixelPipeline` takes pixels and a denoiser that predicts the clean image, divided by max(t, 0.05). Each part of a
-plan reports the reasons why it cannot be exported.
+`PRXPipeline` needs latents of `AutoencoderKL` or `AutoencoderDC`, and a denoiser that predicts the velocity.
+`PRXPixelPipeline` needs pixels, and a denoiser that predicts the clean image, divided by max(t, 0.05). Each part of a
+plan reports why it cannot be exported.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ _RECIPES = ("pocket-diffusers", "mini-diffusers")
 
 
 def pipeline_for(plan: Plan, run: Path | None = None) -> Pipeline:
-    """Return the pipeline that samples as tintype does, or raise. `run` is the run's folder, for the error message."""
+    """Return the pipeline that samples in the same way as tintype; raise if there is none.
+
+    `run` is the folder for the error message.
+    """
     _refuse(plan, plan.tokenizer.pipeline, f"diffusers' {plan.tokenizer.pipeline} cannot hold this run", run)
     return plan.tokenizer.pipeline
 
@@ -34,7 +37,7 @@ def holds(plan: Plan) -> bool:
 
 
 def check_single_file(plan: Plan, run: Path | None = None) -> None:
-    """Raise if a file with the denoiser alone is useless, since other tools lack a part that sampling needs."""
+    """Raise if a file with only the denoiser would be useless, since other tools lack a part that sampling needs."""
     _refuse(plan, "safetensors", "one file of the denoiser cannot hold this run", run)
 
 
@@ -50,7 +53,7 @@ def obstacles(plan: Plan, form: ExportForm) -> list[Obstacle]:
 
 
 def model_obstacles(plan: Plan) -> list[Obstacle]:
-    """Return the settings that give the denoiser's blocks layers that PRX's transformer does not have."""
+    """Return the settings that give the denoiser's blocks layers which PRX's transformer lacks."""
     usual = plain(ModelSettings())
     return [
         Obstacle(
@@ -66,9 +69,9 @@ def _assignment(name: str, value: object) -> str:
 
 
 def route_obstacles(plan: Plan) -> list[Obstacle]:
-    """Return the reason if the route adds a layer that sampling needs, as SPRINT does.
+    """Return a reason if the route adds a layer that sampling needs, as SPRINT does.
 
-    TREAD adds no such layer, since it samples with all tokens in all blocks.
+    TREAD adds no such layer, since sampling runs all tokens through all blocks.
     """
     if plan.route is None or plan.route.build(plan.model).whole() is None:
         return []

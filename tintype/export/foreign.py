@@ -1,4 +1,4 @@
-"""Read a PRX model from other tools: a folder of diffusers, or one safetensors file.
+"""Read a PRX model from another tool: a folder in diffusers' format, or one safetensors file.
 
 The folder holds a whole pipeline or only its transformer. The tensors have the names of diffusers or of PRX's training.
 Only safetensors and JSON files are read.
@@ -29,15 +29,15 @@ _WEIGHTS = "diffusion_pytorch_model.safetensors"
 _PICKLED = (".pth", ".pt", ".bin", ".ckpt", ".pkl")
 _PREDICTIONS = {"PRXPipeline": "velocity", "PRXPixelPipeline": "x-prediction"}
 PIPELINES_BY_CLEANING = {"prx": "PRXPipeline", "prx-pixel": "PRXPixelPipeline"}
-"""For each value of `text.clean`: the pipeline that cleans prompts in this way."""
+"""For each value of `text.clean`: the pipeline that cleans prompts in the same way."""
 _PIXEL_NOISE_SCALE = 2.0
-"""Noise scale of PRXPixelPipeline, for a folder that does not state it."""
+"""Noise scale of PRXPixelPipeline. It is used if a folder does not state a noise scale."""
 _MOST_TOKENS = 1024
-"""If a tokenizer states a larger length than this, it counts as unlimited."""
+"""Largest accepted length of a tokenizer. A larger length counts as unlimited."""
 
 
 Section: TypeAlias = dict[str, Any]
-"""JSON from outside, or a section of a plan made from it; checked on use."""
+"""JSON from another tool, or a section of a plan made from such JSON. It is checked when it is used."""
 
 
 @dataclass(frozen=True)
@@ -46,15 +46,15 @@ class Foreign:
     tensors: dict[str, Tensor]
     """Tensors of the denoiser, under diffusers' names."""
     weights: str
-    """`raw`, `average`, or `unknown` if not stated."""
+    """The kind of weights: `raw` or `average`, or `unknown` if it is not stated."""
     sha256: dict[str, str]
-    """SHA-256 of each file of weights."""
+    """SHA-256 of each weights file."""
     about: Section
-    """The record of a tintype export; empty if tintype did not write the folder."""
+    """The record of a tintype export; empty if another tool wrote the folder."""
     config: PrxConfig | None
-    """The transformer's settings, if there are any."""
+    """The transformer's settings; None if there are none."""
     sections: Section
-    """Sections of a plan that the folder implies."""
+    """Sections of a plan that follow from the folder."""
 
 
 def read_foreign(place: Path, weights: str | None) -> Foreign:
@@ -125,12 +125,12 @@ def _about(text: str, place: Path) -> Section:
 
 
 def _stated(file: Path) -> Section:
-    """Return the content of a JSON file in the folder. Empty if the file does not exist."""
+    """Return the content of a JSON file in the folder; empty if the file does not exist."""
     return json_object(file) if file.is_file() else {}
 
 
 def _recorded(about: Section) -> Section:
-    """Return the sections of a plan that the record of a tintype export states."""
+    """Return the sections of a plan in the record of a tintype export."""
     if not about:
         return {}
     named = {key: value for key, value in about["text"].items() if key not in ("dim", "identity")}
@@ -149,7 +149,10 @@ def _recorded(about: Section) -> Section:
 
 
 def _pipeline_sections(place: Path, about: Section) -> Section:
-    """Return the sections of a plan that a pipeline's folder implies. The record of a tintype export overrides them."""
+    """Return the sections of a plan that follow from a pipeline's folder.
+
+    The record of a tintype export takes precedence over them.
+    """
     index = place / "model_index.json"
     if not (stated := _stated(index)):
         return {}

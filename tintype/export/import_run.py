@@ -1,6 +1,7 @@
-"""`tintype import`: make a run from a PRX model of another tool, with the model's weights as its checkpoint at step 0.
+"""Implement `tintype import`: make a run from another tool's PRX model.
 
-An imported run is sampled and scored like any other run. Training continues from its weights with a new optimizer.
+The model's weights become the checkpoint of step 0. An imported run is sampled and scored like any other run. Training
+can continue from its weights with a new optimizer.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ class ImportedModel:
 
 
 def import_model(source: Path, out: Path, assignments: Sequence[str] = (), weights: str | None = None) -> ImportedModel:
-    """Import a model as a run. An error leaves no files. `assignments` are settings of the plan, as in `--set`."""
+    """Import a model as a run.
+
+    After an error, no files remain. `assignments` are settings of the plan, as in `--set`.
+    """
     refuse_existing(out)
     foreign = read_foreign(source, weights)
     plan = _plan(foreign, assignments)
@@ -55,7 +59,7 @@ def import_model(source: Path, out: Path, assignments: Sequence[str] = (), weigh
 
 
 def open_model(source: Path, device: str | None = None) -> Model:
-    """Return a PRX model of another tool to sample from, without making a run's folder as `import_model` does."""
+    """Return another tool's PRX model for sampling. Unlike `import_model`, make no run's folder."""
     foreign = read_foreign(source, None)
     plan = _plan(foreign, [f"run.device={device}"] if device else [])
     _check(foreign, plan)
@@ -86,7 +90,7 @@ def _fill(parts: Model, foreign: Foreign) -> None:
 
 
 def _plan(foreign: Foreign, assignments: Sequence[str]) -> Plan:
-    """Return the plan from the sections that the folder implies, overridden by the user's assignments."""
+    """Return the plan. Its sections follow from the folder, and the user's assignments override them."""
     sections = {key: dict(value) for key, value in foreign.sections.items()}
     if foreign.config is not None:
         sections["model"] = foreign.config.model
@@ -99,7 +103,8 @@ def _plan(foreign: Foreign, assignments: Sequence[str]) -> Plan:
 def _add_model(foreign: Foreign, document: Document, assignments: Sequence[str]) -> None:
     """Add the section `model`, inferred from the tensors.
 
-    This needs the tokenizer's channels. So the tokenizer is first resolved with a model that fits any tokenizer.
+    The inference needs the tokenizer's number of channels. So the tokenizer is resolved first, with a model that fits
+    any tokenizer.
     """
     if "tokenizer" not in document.data and not any(one.strip().startswith("tokenizer") for one in assignments):
         from_tensors(foreign.tensors, None, str(foreign.place))
@@ -148,7 +153,7 @@ def _write(foreign: Foreign, parts: Session, record: dict[str, Any], temporary: 
 
 
 def _cleaning_notes(foreign: Foreign, text: TextPart) -> Iterator[str]:
-    """Yield a note on how prompts are cleaned, if the folder's own plan does not state it."""
+    """Yield a note on how prompts are cleaned, if the folder has no plan that states it."""
     cleaning = plain(text)["clean"]
     if foreign.about:
         return

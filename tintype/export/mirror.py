@@ -1,12 +1,11 @@
-"""Mirrors a study or a run between folders and object stores. Only complete files are copied, and every copy is
-checked.
+"""Mirror a study or a run between folders and object stores. Only complete files are copied, and every copy is checked.
 
-A checkpoint is complete if all its files have the SHA-256 that its manifest names. Other files are compared with the
-checksums inside them, and with the SHA-256 recorded when they were stored. Of a log that still grows, only complete
-lines are copied. Leases, locks and half-written files are not copied, since they belong to processes that work in the
-folder.
+A checkpoint is complete if all its files have the SHA-256 in its manifest. Other files are compared with the checksums
+inside them, and with the SHA-256 that was recorded when they were stored. If a process is still writing a log, only the
+log's complete lines are copied. Leases, locks and half-written files are not copied, since they belong to processes
+that work in the folder.
 
-Files that the target has already are not copied again, so a stopped mirror resumes. No file is removed.
+Files that the target already has are not copied again, so a stopped mirror resumes. No file is removed.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ from tintype.runtime.files import damage_in, parse_object, sha256_of
 
 MANIFEST = "manifest.json"
 _LAST = ("result.json", "results.json")
-"""Files that are copied last, since they depend on other files."""
+"""Files that are copied last, since their content depends on other files."""
 _STEP = re.compile(r"step-\d{9}")
 """The name of a checkpoint's folder."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """The smallest unit to copy: a checkpoint with all its files, or one other file."""
+    """The smallest unit that is copied: a checkpoint with all its files, or one other file."""
 
     names: tuple[str, ...]
     bytes: int
     folder: str = ""
-    """The folder of a checkpoint. Empty if the unit is another file."""
+    """The checkpoint's folder; empty if the unit is a single file."""
 
     @property
     def name(self) -> str:
@@ -45,22 +44,26 @@ class Unit:
 
 @dataclass
 class Mirrored:
-    """Counts of the files that a call of `mirror` copied, found or left out."""
+    """Counts of the files that a call of `mirror` copied, found in the target, or left out."""
 
     copied: int = 0
     copied_bytes: int = 0
     there: int = 0
-    """Number of files that the target had already."""
+    """Number of files that the target already had."""
     gone: int = 0
-    """Number of units that were removed from the source during the copy, such as old checkpoints of a training run."""
+    """Number of units that were removed from the source during the copy.
+
+    For example, training removes old checkpoints.
+    """
     damaged: dict[str, str] = field(default_factory=dict)
     """Units that were not copied, each with the reason."""
 
 
 def units_of(sizes: Mapping[str, int]) -> list[Unit]:
-    """Return the units to copy, in order. Logs come after checkpoints, which record the number of log lines.
+    """Return the units to copy, in order.
 
-    A checkpoint without a manifest is incomplete and left out.
+    Logs come after checkpoints, since a checkpoint records the number of log lines. A checkpoint without a manifest is
+    incomplete and is left out.
     """
     folders = {_parent(name) for name in sizes if name.endswith(f"/{MANIFEST}")}
     found = []
@@ -74,7 +77,10 @@ def units_of(sizes: Mapping[str, int]) -> list[Unit]:
 
 
 def mirror(source: Place, target: Place, on_files: Callable[[int, int], None] = lambda done, total: None) -> Mirrored:
-    """Copy files that the target lacks. `on_files` gets the number of finished files and the number of all files."""
+    """Copy the files that the target lacks.
+
+    `on_files` gets the number of finished files and the number of all files.
+    """
     units = units_of(source.sizes())
     if not units:
         raise UserError(f"{source.address} has no files to copy", "give the folder of a study or a run")
@@ -96,7 +102,7 @@ def mirror(source: Place, target: Place, on_files: Callable[[int, int], None] = 
 
 
 def _copy(unit: Unit, source: Place, target: Place, scratch: Path, counts: Mirrored) -> None:
-    """Copy the missing files of a unit, after all of them were fetched and checked."""
+    """Copy a unit's missing files, after all of them were fetched and checked."""
     wanted = {name: source.recorded(name) for name in unit.names} | _named(unit, source, scratch)
     content: dict[str, tuple[Path, str]] = {}
     for name in unit.names:
@@ -119,7 +125,7 @@ def _copy(unit: Unit, source: Place, target: Place, scratch: Path, counts: Mirro
 
 
 def _named(unit: Unit, source: Place, scratch: Path) -> dict[str, str]:
-    """Return the SHA-256 of the files that the manifest of a checkpoint names."""
+    """Return the SHA-256 of each file in a checkpoint's manifest."""
     if not unit.folder:
         return {}
     copy = scratch / "named"
@@ -137,7 +143,7 @@ def _named(unit: Unit, source: Place, scratch: Path) -> dict[str, str]:
 def _fetch(name: str, wanted: str, source: Place, target: Place, unit: Unit, scratch: Path) -> tuple[Path, str]:
     """Return the path of a checked local copy of a file, and its SHA-256.
 
-    A local file of a checkpoint is not copied first, since files of a checkpoint never change.
+    A local checkpoint file is used in place, since files of a checkpoint never change.
     """
     path = source.in_place(name) if unit.folder and not target.moves else None
     if path is None:
@@ -154,7 +160,7 @@ def _fetch(name: str, wanted: str, source: Place, target: Place, unit: Unit, scr
 
 
 def _cut_last_line(path: Path) -> None:
-    """Remove the last line if it is incomplete because a process is still writing it."""
+    """Remove the last line if it is incomplete, since a process may still be writing it."""
     with path.open("r+b") as file:
         file.truncate(file.read().rfind(b"\n") + 1)
 

@@ -1,4 +1,4 @@
-"""Write the card of a model from the record of its run: README.md for the hub, with samples beside it."""
+"""Write a model's card from the record of its run. The card is a README.md for the hub, with samples next to it."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ Library = Literal["tintype", "diffusers"]
 UNKNOWN = "unknown"
 CARD = "README.md"
 SAMPLES = "card-samples"
-"""Name of the folder with the samples beside the card. `samples` is already the default of `tintype sample`."""
+"""Name of the folder of samples next to the card. The name `samples` is already the default of `tintype sample`."""
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @dataclass(frozen=True)
 class CardOptions:
-    """Options of a card: facts about the model that the record of its run does not contain."""
+    """Options of a card, such as facts about the model that the record of its run does not contain."""
 
     license: str | None = None
     library: Library = "tintype"
@@ -51,11 +51,14 @@ class CardOptions:
     baseline: str | None = None
     ema_length: float | None = None
     with_captions: bool = False
-    """Whether to show captions of a store beside the samples. Captions of scenes are always shown."""
+    """Whether to show a store's captions next to the samples. Captions of scenes are always shown."""
     weights: str | None = None
-    """The weights whose scores the card shows: raw or average. The default is the weights used for sampling."""
+    """The kind of weights whose scores the card shows: raw or average.
+
+    The default is the kind that is used for sampling.
+    """
     exported: Mapping[str, Any] = field(default_factory=dict)
-    """The record of the exported model in whose folder the card is."""
+    """The record of the exported model, if the card is in the folder of an exported model."""
 
     def __post_init__(self) -> None:
         if self.library not in get_args(Library):
@@ -77,7 +80,7 @@ class CardOptions:
 class Card:
     text: str
     images: Mapping[str, Path] = field(default_factory=dict)
-    """The samples: for each path beside the card, the present path of the image."""
+    """The samples. Each path next to the card is mapped to the image's current path."""
     warnings: tuple[str, ...] = ()
 
 
@@ -113,7 +116,7 @@ def exported_card(run: Path, options: CardOptions, about: Mapping[str, Any]) -> 
 
 
 def limits(record: CardRecord) -> str:
-    """Return the limitations of a model as a Markdown list. Each one follows from a fact in the record."""
+    """Return the limitations of a model as a Markdown list. Each limitation follows from a fact in the record."""
     return _TEMPLATES.get_template("limits.md.j2").render(record=record, plan=record.run.plan)
 
 
@@ -148,7 +151,7 @@ def _warnings(record: CardRecord, options: CardOptions) -> Iterator[str]:
 
 
 def _metadata(record: CardRecord, options: CardOptions, title: str) -> ModelCardData:
-    """Return the metadata at the head of the card, which the hub reads."""
+    """Return the metadata at the top of the card, which the hub reads."""
     hub = record.origin.hub if record.origin else None
     results = list(_results(record))
     return ModelCardData(
@@ -189,7 +192,7 @@ def _results(record: CardRecord) -> Iterator[EvalResult]:
 
 
 def _samples(record: CardRecord) -> dict[str, Path]:
-    """Return the preview images of the first evaluation. Only PNG files inside the run's folder are used."""
+    """Return the preview images of the first evaluation. Only PNG files in the run's folder are used."""
     if not record.evaluations:
         return {}
     folder = record.run.path
@@ -200,7 +203,7 @@ def _samples(record: CardRecord) -> dict[str, Path]:
 
 
 def _prompts(record: CardRecord, options: CardOptions, count: int) -> list[str]:
-    """Return the prompts of the first samples, which are captions of held-out data. Empty if they must not be shown."""
+    """Return the prompts of the first samples, which are captions of held-out data; empty if they must not be shown."""
     plan = record.run.plan
     data = plan.data
     if not record.evaluations or not (data.of_scenes or options.with_captions):
@@ -234,12 +237,12 @@ def _checkpoints(value: Json, where: str = "") -> Iterator[tuple[str, str]]:
 
 
 def described(part: Part, without: Container[str] = ()) -> str:
-    """Return a part's own description. Without one, return its settings as text."""
+    """Return the description that a part gives of itself. If it gives none, return its settings as text."""
     return part.describe() or listed(part, without)
 
 
 def listed(settings: Settings, without: Container[str] = ()) -> str:
-    """Return settings as one line of text, without paths: `kind` first, then the others."""
+    """Return settings as one line of text, without paths. `kind` comes first."""
     return _listed({key: value for key, value in plain(settings).items() if key not in without})
 
 
@@ -260,7 +263,7 @@ def _words(value: Json) -> str:
 
 
 def value(setting: Json, key: str) -> str:
-    """Return the value of a setting in words, by its dotted key."""
+    """Return the value of a setting as text. `key` is the setting's dotted path."""
     return _words(redacted(setting, key.rpartition(".")[2]))
 
 
@@ -273,7 +276,7 @@ _TEMPLATES = Environment(
     lstrip_blocks=True,
     keep_trailing_newline=True,
 )
-"""Every value that a template prints is escaped as Markdown, by `escape`."""
+"""Templates of cards. `escape` escapes every value that a template prints, as Markdown."""
 _TEMPLATES.filters |= {
     "thousands": "{:,}".format,
     "percent": "{:.0%}".format,

@@ -1,7 +1,8 @@
-"""`tintype export --to tintype`: write a run's plan and weights to a small folder that tintype opens like the run.
+"""Implement `tintype export --to tintype`: write a run's plan and weights to a small folder.
 
-Any run can be exported in this format. The folder has no optimizer state, no logs and no path of this machine. If the
-plan names pretrained weights on this machine, they are copied into the folder. `train/record.py` reads the folder.
+tintype opens the folder like the run. Any run can be exported in this format. The folder has no optimizer state, no
+logs and no path of this machine. If the plan names pretrained weights on this machine, they are copied into the folder.
+`train/record.py` reads the folder.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tintype.train.folder import RunFolder
 from tintype.train.record import ABOUT, CHECKPOINTS, ENVIRONMENT, FORM, MADE_OF, RunRecord
 
 _MADE_ON = ("tintype", "torch", "python", "parameters")
-"""Keys of the environment that matter for the model."""
+"""Keys of the run's environment that matter for the model."""
 _NOTE = "its plan names data by the last name of its path; tintype looks for it where a command runs"
 
 
@@ -61,10 +62,10 @@ def _write_plan(plan: Plan, folder: Path) -> None:
 
 
 def _portable(value: Any) -> Any:
-    """Return settings and records with each path of this machine replaced.
+    """Return settings and records without paths of this machine.
 
     The path of a repository in the hub's cache is replaced by the repository's name on the hub. Any other absolute path
-    is replaced by its last part. Relative paths stay.
+    is replaced by its last component. Relative paths are kept.
     """
 
     def change(text: str, key: str) -> str:
@@ -76,7 +77,10 @@ def _portable(value: Any) -> Any:
 
 
 def _copied(part: Part, folder: Path, name: str) -> dict[str, str]:
-    """Copy a part's pretrained weights from this machine into the folder. Return the setting that names the copy."""
+    """Copy a part's pretrained weights from this machine into the folder.
+
+    Return the setting that refers to the copy.
+    """
     found = part.local_files()
     if found is None:
         return {}
@@ -93,7 +97,7 @@ def _copied(part: Part, folder: Path, name: str) -> dict[str, str]:
 
 
 def _write_records(run: Path, folder: Path) -> None:
-    """Write the records of the run's origin: identities of loaded parts, source of its initial weights, and size."""
+    """Write the records of the run's origin: identities of loaded parts, source of the initial weights, and size."""
     source, target = RunRecord(run), RunFolder(folder)
     for name in MADE_OF:
         if content := source.read(name):

@@ -1,7 +1,8 @@
-"""Measure how far a pipeline's images differ from tintype's, for the same noise, steps and prompts.
+"""Measure how much a pipeline's images differ from tintype's, for the same noise, steps and prompts.
 
-The pipeline gets the prompts as embeddings from its own tokenizer and text encoder. So its text cleaning, which is not
-part of the model, is not compared. Images are sampled one at a time, since the pipelines cannot guide more at once.
+The pipeline gets the prompts as embeddings from its own tokenizer and text encoder. So the comparison does not include
+text cleaning, which is not part of the model. Images are sampled one at a time, since the pipelines can only guide one
+image per call.
 
 B: images, S: text tokens, C: channels, H, W: rows and columns.
 """
@@ -30,7 +31,9 @@ STEPS = 8
 
 @dataclass(frozen=True)
 class Figure:
-    """The largest differences over all prompts: of latents (standard deviation about 1), and of images in [0, 1]."""
+    """The largest differences over all prompts, in latents (standard deviation about 1) and in images with values in
+    [0, 1].
+    """
 
     guidance: float
     latents: float
@@ -38,14 +41,17 @@ class Figure:
 
 
 def open_pipeline(folder: Path, about: dict[str, Any]) -> Any:
-    """Open the pipeline as a user does: from its folder alone, with all networks in one dtype."""
+    """Open the pipeline as a user does: only from its folder, with all networks in one dtype."""
     pipe = pipeline_class(about["pipeline"]).from_pretrained(folder, local_files_only=True, torch_dtype=torch.float32)
     pipe.set_progress_bar_config(disable=True)
     return pipe
 
 
 def measure(parts: Model, folder: Path, about: dict[str, Any], steps: int = STEPS) -> list[Figure]:
-    """Compare the images of the loaded `parts` with those of the pipeline, both in fp32 regardless of the plan."""
+    """Compare the images of the loaded `parts` with the images of the pipeline.
+
+    Both compute in fp32, whatever the plan says.
+    """
     exact = replace(parts, plan=parts.plan.model_copy(update={"precision": PrecisionSettings(compute="fp32")}))
     with quiet("diffusers", "transformers"):
         pipe = open_pipeline(folder, about)

@@ -1,7 +1,8 @@
-"""`tintype export --to diffusers`: write a folder that `PRXPipeline` or `PRXPixelPipeline` opens without tintype.
+"""Implement `tintype export --to diffusers`: write a folder that `PRXPipeline` or `PRXPixelPipeline` opens without
+tintype.
 
-If possible, the folder corrects differences between the pipeline and training. For all other differences, its
-`tintype.json` has arguments to call the pipeline with.
+Where possible, the folder's settings remove differences between the pipeline and training. For all other differences,
+`tintype.json` in the folder has arguments for the call of the pipeline.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from tintype.train.load import DTYPES
 from tintype.train.record import ABOUT, RunRecord
 
 STEPS = 28
-"""Number of sampling steps whose timesteps are stored: the default of diffusers' PRX pipelines."""
+"""Number of sampling steps whose timesteps are stored. It is the default of diffusers' PRX pipelines."""
 CONFIGS = ("config.json", "model_index.json", "tokenizer_config.json")
-"""Files in which diffusers and transformers record where they were loaded from."""
+"""Files in which diffusers and transformers record the path from which they were loaded."""
 TRAIN_TIMESTEPS = 1000
-"""The scheduler's scale of time: its timesteps are t × 1000."""
+"""The scheduler's time scale. Its timesteps are t × 1000."""
 
 
 def export_pipeline(run: Path, out: Path, options: ExportOptions = USUAL) -> Exported:
@@ -59,13 +60,13 @@ def export_pipeline(run: Path, out: Path, options: ExportOptions = USUAL) -> Exp
 def timesteps(steps: int, shift: float) -> list[float]:
     """Return the timesteps of tintype's sampling grid, for a scheduler with shift 1.
 
-    They are passed to the pipeline because diffusers' own grid ends with a step near 0.
+    The timesteps are passed to the pipeline, since the last step of diffusers' own grid is almost 0.
     """
     return [t * TRAIN_TIMESTEPS for t in sampling_times(steps, shift)[:-1]]
 
 
 def sampling_shift(plan: Plan) -> float:
-    """Return the shift of the sampling grid at the size of the training images."""
+    """Return the shift of the sampling grid for the size of the training images."""
     rows, columns = plan.token_grid
     return plan.sampling.shift_at(rows * columns, plan.token_numbers)
 
@@ -100,7 +101,7 @@ def _transformer(tensors: Mapping[str, Tensor], plan: Plan, channels: int, text_
 
 
 def _call(trained: Trained, pipeline: Pipeline) -> dict[str, Any]:
-    """Return the arguments to call the pipeline with, so that it samples as tintype does."""
+    """Return arguments for the call of the pipeline, with which it samples as tintype does."""
     call: dict[str, Any] = {
         "timesteps": timesteps(STEPS, sampling_shift(trained.plan)),
         "use_resolution_binning": False,
@@ -114,7 +115,7 @@ def _call(trained: Trained, pipeline: Pipeline) -> dict[str, Any]:
 
 
 def _notes(trained: Trained) -> Iterator[str]:
-    """Yield a note on each difference between the pipeline and training that remains."""
+    """Yield a note on each remaining difference between the pipeline and training."""
     plan, text = trained.plan, components.form_of(trained.parts.text)
     if plan.route is not None:
         yield f"the pipeline guides by the empty prompt; guidance of kind `self` ({plan.route.kind}) is tintype's"
@@ -141,7 +142,7 @@ def _notes(trained: Trained) -> Iterator[str]:
 
 
 def forget_places(file: Path) -> None:
-    """Remove the local paths that loading a network has written into a config file."""
+    """Remove local paths from a config file. Loading a network has written them there."""
     stated = json_object(file)
     cleaned = json.loads(json.dumps(stated), object_pairs_hook=_without_places)
     if cleaned != stated:

@@ -4,8 +4,8 @@ A place never shows half-written files. In a folder, files and whole checkpoints
 renamed. In an object store, a file appears when its upload has ended. The manifest of a checkpoint is written last, and
 a checkpoint without a manifest counts as missing.
 
-Object stores are accessed through fsspec, with the credentials that its packages find by themselves. Addresses must not
-contain credentials, and credentials are never printed.
+Object stores are accessed through fsspec, with the credentials that fsspec's packages find by themselves. Addresses
+must not contain credentials, and credentials are never printed.
 """
 
 from __future__ import annotations
@@ -26,46 +26,46 @@ from tintype.runtime.locks import locked
 from tintype.wording import again
 
 INDEX = ".tintype-sync.json"
-"""The file at the root of an object store's prefix with the size and SHA-256 of each file."""
+"""The file with the size and SHA-256 of each file. It is at the root of an object store's prefix."""
 EXTRA = "sync"
 STORES = ("s3", "gs", "gcs", "memory")
-"""Object stores: a file appears there when its upload has ended."""
+"""Protocols of object stores. In an object store, a file appears only after its upload has ended."""
 _SAVE_BYTES, _SAVE_FILES = 64 << 20, 100
-"""The index is written after this many bytes or files. So after a kill, at most that much is uploaded again."""
+"""The index is written after this many uploaded bytes or files. So a kill causes at most this many repeated uploads."""
 _LOGIN = re.compile(r"(?<=://)\S+@")  # a secret key may contain a slash
 _SECRET = re.compile("KEY|SECRET|TOKEN|PASSWORD|CREDENTIAL", re.IGNORECASE)
 
 
 class Place(Protocol):
-    """A folder or a prefix of an object store. Names of files are relative paths, with `/` between the parts."""
+    """A folder, or a prefix of an object store. File names are relative paths with `/` as the separator."""
 
     address: str
     moves: bool
-    """Whether `write` moves the given files, which must then be in its scratch folder."""
+    """Whether `write` moves the given files. The files must then be in the scratch folder of `writing`."""
 
     def sizes(self) -> Mapping[str, int]:
-        """Return the names and sizes of all files, without hidden and half-written ones."""
+        """Return the names and sizes of all files. Hidden and half-written files are left out."""
 
     def fetch(self, name: str, path: Path) -> None:
         """Copy a file to a local path."""
 
     def in_place(self, name: str) -> Path | None:
-        """Return the path of a local file; None in a store."""
+        """Return the path of a local file; None in an object store."""
 
     def recorded(self, name: str) -> str:
-        """Return the SHA-256 that a file had when it was stored; empty if it was not recorded."""
+        """Return the SHA-256 that was recorded when a file was stored; empty if none was recorded."""
 
     def present(self, name: str) -> str:
-        """Return the SHA-256 of a file in this place. Empty if the file is missing or its SHA-256 is unknown."""
+        """Return the SHA-256 of a file in this place; empty if the file is missing or its SHA-256 is unknown."""
 
     def write(self, content: Mapping[str, tuple[Path, str]], folder: str = "") -> None:
-        """Write files in the given order, from their local paths and SHA-256.
+        """Write files in the given order. Each name is mapped to a local path and a SHA-256.
 
-        With `folder`, the files appear in that folder all at once.
+        With `folder`, all files appear in this folder at the same time.
         """
 
     def writing(self) -> Any:
-        """Return a context that yields a scratch folder for the files to write."""
+        """Return a context that yields a scratch folder for the files that will be written."""
 
 
 class Folder:
@@ -78,7 +78,7 @@ class Folder:
         self._scratch = path
 
     def sizes(self) -> dict[str, int]:
-        """Return the names and sizes of all files. Links are left out: they may lead anywhere."""
+        """Return the names and sizes of all files. Links are left out, since they may lead anywhere."""
         if not self.path.is_dir():
             raise UserError(f"{self.path} is not a folder", "give the folder of a study or a run")
         found: dict[str, int] = {}
@@ -120,7 +120,7 @@ class Folder:
 
     @contextmanager
     def writing(self) -> Iterator[Path]:
-        """Lock the folder against other processes, and remove temporary files that a killed process left in it."""
+        """Lock the folder against other processes, and remove temporary files that a killed process has left in it."""
         with locked(self.path, "choose another target"), scratch_folder(self.path) as scratch:
             self._scratch = scratch
             yield scratch
@@ -183,7 +183,10 @@ class ObjectStore:
                 self._save_index()
 
     def _forget(self, names: Sequence[str], folder: str) -> None:
-        """Remove files from the index before they are overwritten, and a checkpoint's manifest before it changes."""
+        """Remove files from the index before they are overwritten.
+
+        Remove a checkpoint's manifest before the checkpoint changes.
+        """
         known = [name for name in names if self._index.pop(name, None) is not None]
         if known:
             self._save_index()
@@ -227,7 +230,7 @@ class ObjectStore:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Turn errors of a package of fsspec into a `UserError`, without credentials in the message."""
+        """Turn errors of fsspec's packages into a `UserError` whose message contains no credentials."""
         try:
             yield
         except UserError:
@@ -241,7 +244,7 @@ class ObjectStore:
 
 
 def open_place(address: str) -> Place:
-    """Return the folder or the prefix of an object store that an address names."""
+    """Return the folder or the object store's prefix at an address."""
     protocol, found, rest = address.partition("://")
     if _LOGIN.search(address):
         raise UserError(
@@ -261,18 +264,20 @@ def open_place(address: str) -> Place:
 
 
 def is_wanted(name: str) -> bool:
-    """Return whether a file is content of a study or run, rather than a lease, a lock or a temporary file."""
+    """Return whether a file belongs to the content of a study or run. Leases, locks and temporary files do not."""
     parts = name.split("/")
     return not any(part.startswith((".", "damaged-")) or part == "leases" for part in parts)
 
 
 def is_safe(name: str) -> bool:
-    """Return whether a file with this name would be inside the target folder."""
+    """Return whether a file with this name would be inside of the target folder."""
     return "\\" not in name and "\0" not in name and not any(part in ("", ".", "..") for part in name.split("/"))
 
 
 def without_secrets(text: str) -> str:
-    """Return the text without logins in addresses and without the values of environment variables with credentials."""
+    """Return the text without logins in addresses, and without the values of environment variables that hold
+    credentials.
+    """
     text = _LOGIN.sub("(login)@", text)
     secrets = [value for name, value in os.environ.items() if _SECRET.search(name) and len(value) >= 8]
     for secret in sorted(secrets, key=len, reverse=True):

@@ -1,6 +1,6 @@
 """Prepare text for publication: remove paths of this machine, and escape Markdown.
 
-A card contains plans, captions and file names from any source. All of these pass through this module.
+A card contains plans, captions and file names from any source. All of them pass through this module.
 """
 
 from __future__ import annotations
@@ -19,28 +19,31 @@ from tintype.runtime.redact import LOCAL, redact_text
 from tintype.settings import NamesFile, Settings
 
 _HUB_KEYS = frozenset({"weights", "source"})
-"""Settings that name a repository of the hub or a path."""
+"""Settings whose value is the name of a hub repository, or a path."""
 _WHICH_WEIGHTS = frozenset({"raw", "average"})
-"""Values of `start.weights`, which names no file, unlike `weights` elsewhere."""
+"""Values of `start.weights`. Unlike settings called `weights` in other sections, it names no file."""
 _WRITTEN_TO = frozenset({"latents_folder"})
-"""Paths that a run writes to, which are not marked as files to read."""
+"""Settings with paths to which a run writes. They are not marked as files to read."""
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _MEANINGFUL = re.compile(r"[\\`*|~]|(?<!\w)_|_(?!\w)|^[#+=-]|(?<=^\d)[.)](?= |$)|(?<=^\d\d)[.)](?= |$)")
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "[": "&#91;", "]": "&#93;", "$": "&#36;"}
-"""Brackets and dollars become entities: after a backslash the hub reads them as mathematics."""
+"""Characters that become HTML entities, such as brackets and dollars.
+
+The hub would read them as mathematics after a backslash.
+"""
 
 
 def one_line(value: object) -> str:
-    """Return the value as one line of text, without control characters, marks of text direction, and paths."""
+    """Return the value as one line of text. Control characters, marks of text direction, and paths are removed."""
     joined = " ".join(str(value).split())
     return redact_text("".join(letter for letter in joined if unicodedata.category(letter)[0] != "C"))
 
 
 def escape(value: object) -> Markup:
-    """Return one line of Markdown that shows the text literally, also in a cell of a table.
+    """Return one line of Markdown that shows the text literally, also in a table cell.
 
-    A card's template passes every printed value to this function. tintype's own Markdown is `Markup`, and stays as it
-    is.
+    A card's template passes every printed value to this function. Markdown that tintype itself writes is `Markup`, and
+    is not escaped.
     """
     if isinstance(value, Markup):
         return value
@@ -57,7 +60,7 @@ def fenced(content: str, language: str) -> Markup:
 
 
 def redacted(value: Json, key: str = "") -> Json:
-    """Return settings with every path replaced by `LOCAL`. Names of repositories on the hub stay."""
+    """Return settings with every path replaced by `LOCAL`. Names of hub repositories are kept."""
     return changed(value, lambda text, key: LOCAL if is_local(text, key) else one_line(text), key)
 
 
@@ -80,7 +83,7 @@ def is_local(value: str, key: str) -> bool:
 
 @cache
 def _file_marks() -> dict[str, list[NamesFile]]:
-    """Return the marks of all settings that name a file, by the key of the setting, over all kinds of settings."""
+    """Return the marks of all settings that name a file, by key, over all kinds of settings."""
     found: dict[str, list[NamesFile]] = {}
     classes: list[type[Settings]] = [Settings]
     for one in classes:

@@ -1,7 +1,7 @@
 """Upload a folder with a card to the hub, after showing it and asking for consent.
 
 All files are uploaded in one commit, so a repository has either the whole folder or its previous content. Files that
-were uploaded before an interruption are on the hub already and are not sent again.
+were uploaded before an interruption are already on the hub, and are not uploaded again.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _LOG_IN = f"log in with `hf auth login` (or set HF_TOKEN) with a token that may 
 _AGAIN = f"{again()} again: what is on the hub already is not sent twice"
 """Samples and their prompts, which may be captions of private data; the card has the scores."""
 _PICKLES = frozenset({".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth", ".joblib", ".npy", ".npz"})
-"""File endings of pickles; numpy arrays may contain some."""
+"""File suffixes of pickles. Files of numpy arrays may contain pickles."""
 _HTTP_ERROR: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]
 _PICKLE_STARTS = frozenset(bytes([0x80, protocol]) for protocol in range(2, 6))
 
 
 @dataclass(frozen=True)
 class Upload:
-    """The files of a folder that are uploaded, and those that are left out."""
+    """The files of a folder that are uploaded, and the files that are left out."""
 
     folder: Path
     files: tuple[str, ...]
     left_out: tuple[str, ...]
-    """Hidden files and folders, and files left from scoring an exported model."""
+    """Files that are not uploaded: hidden files and folders, and files from scoring an exported model."""
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -60,14 +60,14 @@ class Pushed:
     url: str
     commit: str
     changed: bool
-    """False if the repository had these files already."""
+    """Whether the upload changed the repository. False if the repository already had these files."""
 
 
 Consent = Callable[[Upload, Destination], bool]
 
 
 def collect(folder: Path, repo: str = "OWNER/NAME") -> Upload:
-    """Return the files of a folder to upload. Raise if the folder holds content that must not be published."""
+    """Return the files of a folder to upload. Raise if the folder contains something that must not be published."""
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}", "`tintype export` writes one")
     record = RunRecord(folder)
@@ -100,9 +100,10 @@ def collect(folder: Path, repo: str = "OWNER/NAME") -> Upload:
 
 
 def push(folder: Path, repo: str, consent: Consent, *, private: bool = False) -> Pushed | None:
-    """Upload the folder to a repository, which is created if needed. Return None without consent.
+    """Upload the folder to a repository, which is created if it does not exist.
 
-    An existing repository keeps its visibility. With `private`, an existing public repository raises an error.
+    Return None if the user does not consent. An existing repository keeps its visibility. With `private`, an existing
+    public repository raises an error.
     """
     upload = collect(folder, repo)
     api, destination = log_in(repo, private=private)
@@ -143,7 +144,7 @@ def _destination(api: HfApi, repo: str, private: bool) -> Destination:
 
 
 def _check_arrived(api: HfApi, upload: Upload, repo: str) -> None:
-    """Raise if a file did not arrive. A .gitignore in the repository drops files without an error."""
+    """Raise if a file was not uploaded. A .gitignore in the repository drops files without an error."""
     sizes = upload.sizes
     infos = api.get_paths_info(repo, list(upload.files))
     found = {info.path: info.size for info in infos if isinstance(info, RepoFile)}
@@ -157,7 +158,7 @@ def _check_arrived(api: HfApi, upload: Upload, repo: str) -> None:
 
 
 def _is_pickle(path: Path) -> bool:
-    """Return whether a file's content is a pickle, or a torch archive that contains a pickle."""
+    """Return whether a file is a pickle, or a torch archive that contains a pickle."""
     with path.open("rb") as file:
         if file.read(2) in _PICKLE_STARTS:
             return True
@@ -169,7 +170,7 @@ def _is_pickle(path: Path) -> bool:
 
 @contextmanager
 def _explained(api: HfApi, repo: str) -> Iterator[None]:
-    """Turn errors of the hub and of the connection into a `UserError`, without the token in its message.
+    """Turn errors of the hub and of the connection into a `UserError` whose message does not contain the token.
 
     `_HTTP_ERROR` is the base class of all errors of huggingface_hub's HTTP client. A failed upload thread raises a
     RuntimeError. A malformed response or card raises a ValueError.

@@ -1,4 +1,4 @@
-"""Collect the facts for the card of a model: the record of its run, its origin, its baseline, its scores."""
+"""Collect the facts for a model's card: the record of its run, its origin, its baseline, and its scores."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from tintype.train import checkpoint
 from tintype.train.record import RunRecord, is_run
 
 _IN_CACHE = re.compile(r"models--([\w.-]+?)--([\w.-]+)/snapshots/([0-9a-f]{40})(?:/|$)", re.ASCII)
-"""Folder in which huggingface_hub caches its downloads."""
+"""Matches a folder in huggingface_hub's download cache."""
 Record: TypeAlias = Mapping[str, Any]
-"""A record as JSON, as in the folder of a run."""
+"""A record as JSON, as it is stored in a run's folder."""
 _OF_THE_ORIGIN = ("started-from", "imported")
 
 
@@ -37,12 +37,12 @@ class Source:
 
     data: DataPart
     share: str
-    """Share of the batches in words; empty if it is the only source."""
+    """Share of the batches, as text; empty if there is only one source."""
     images: int | None
-    """Images that training has read, repeats included; None if it is only scored against."""
+    """Number of images that training has read, including repeats; None if the source is only used for scoring."""
     identity: str
     count: int | None
-    """Number of training images; None if the data is not on this machine."""
+    """Number of training images; None if the data are not on this machine."""
 
 
 @dataclass(frozen=True)
@@ -54,16 +54,18 @@ class Evaluation:
 
     @property
     def shown(self) -> dict[str, Definition]:
-        """Return the metrics of the result with their definitions."""
+        """Return the metrics of the result, with their definitions."""
         return {name: meaning for name, meaning in self.meanings.items() if name in self.result.metrics}
 
     def count(self, metric: str) -> int | str | None:
-        """Return the number of images that a metric was computed on; None for metrics without images."""
+        """Return the number of images from which a metric was computed; None for metrics without images."""
         meaning = self.meanings[metric]
         return "all prompts of its file" if meaning.sampling and meaning.count is None else meaning.count
 
     def interval(self, metric: str) -> tuple[float, float] | None:
-        """Return the 95% interval of a metric; None if its width is zero because all images have the same score."""
+        """Return the 95% interval of a metric; None if all images have the same score and the interval's width is
+        zero.
+        """
         low, high = self.result.intervals.get(metric, (0.0, 0.0))
         return (low, high) if high > low else None
 
@@ -77,9 +79,9 @@ class Baseline:
 @dataclass(frozen=True)
 class Origin:
     runs: tuple[Record, ...]
-    """Runs that it started from, the nearest first, as in `lineage.json`."""
+    """Earlier runs whose weights were used as initial weights, the latest first, as in `lineage.json`."""
     imported: Record | None
-    """The imported model at the beginning, as in `imported.json`."""
+    """The imported model from which the first run started, as in `imported.json`."""
 
     @property
     def hub(self) -> tuple[str, str] | None:
@@ -96,7 +98,7 @@ class Origin:
         return f"{self.hub[0]}, imported" if self.hub else "an imported model"
 
     def steps(self) -> list[str]:
-        """Return a description of each run or model that the run started from, the nearest first."""
+        """Return a description of each earlier run or model, the latest first."""
         return [*map(_run_words, self.runs), self._import_words(self.imported) if self.imported else "random weights"]
 
     def _import_words(self, imported: Record) -> str:
@@ -108,13 +110,13 @@ class Origin:
 
 
 def hub_place(path: str) -> str:
-    """Return the name of the repository that a path in the hub's cache belongs to; '' for any other path."""
+    """Return the name of the repository to which a path in the hub's cache belongs; '' for any other path."""
     found = _IN_CACHE.search(path)
     return path[found.start() :] if found else ""
 
 
 def read_origin(run: RunRecord) -> Origin | None:
-    """Return the origin of a run's initial weights; None for a run that began with random weights."""
+    """Return the origin of a run's initial weights; None if the run began with random weights."""
     runs: list[Record] = []
     found: Record | None = run.lineage
     imported: Record | None = run.imported
@@ -138,19 +140,19 @@ class CardRecord:
 
     run: RunRecord
     step: int
-    """Step of the newest complete checkpoint; without one, the last logged step."""
+    """Step of the newest complete checkpoint; without a checkpoint, the last logged step."""
     weights_step: int
-    """Step of the requested weights: an average of another length is of the last snapshot's step."""
+    """Step of the requested weights. For an average of another length, it is the step of the last snapshot."""
     evaluations: Sequence[Evaluation]
     older_evaluations: int
-    """Number of evaluations of earlier steps or of other weights."""
+    """Number of evaluations at earlier steps or with other weights."""
     baseline: Baseline | None
     origin: Origin | None
     """Origin of the initial weights; None if the run began with random weights."""
 
     @property
     def events(self) -> Mapping[str, int]:
-        """Return how often each kind of event is in the log: skipped steps, damaged checkpoints."""
+        """Return how often each kind of event is in the log, such as skipped steps and damaged checkpoints."""
         return Counter(kind for event in self.run.events if (kind := str(event["event"])) not in _OF_THE_ORIGIN)
 
     @property
@@ -208,8 +210,9 @@ def read_record(
 ) -> CardRecord:
     """Collect the record of a run.
 
-    With `ema_length`, the scores are those of a weight average of this length, made of snapshots. Otherwise they are
-    those of the checkpoint's weights. With `weights`, raw or average, scores of other weights are left out.
+    With `ema_length`, the card shows the scores of a weight average of this length, computed from snapshots. Otherwise
+    it shows the scores of the checkpoint's weights. With `weights` (raw or average), scores of other weights are left
+    out.
     """
     run = RunRecord(path)
     plan, step, origin = run.plan, run.whole_step or run.logged_step, read_origin(run)
@@ -234,9 +237,10 @@ def read_record(
 
 
 def _study_baseline(run: RunRecord) -> Baseline | None:
-    """Return the baseline of the run's study whose plan is nearest to the run's plan.
+    """Return the baseline of the run's study.
 
-    A study has one baseline for each resolution.
+    If there are several, choose the one whose plan is nearest to the run's plan. A study has one baseline for each
+    resolution.
     """
     if (study := run.study) is None:
         return None

@@ -1,8 +1,8 @@
 """Load a run with the chosen weights, describe them for an export, and write them to one file.
 
 `tintype export --to safetensors` writes the denoiser's tensors under the names of PRX's training. The file's header
-describes the model. Its entry `tintype` has the full record as JSON. The most useful values have entries of their own
-too.
+describes the model. Its entry `tintype` has the full record as JSON. The most useful values also have entries of their
+own.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _ALONE = ("architecture", "plan", "step", "weights", "dtype", "prediction")
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """Options that exports in all formats share."""
+    """Options that exports in all formats have in common."""
 
     weights: Weights | None = None
-    """The weights to export. The default is the weight average if the run has one."""
+    """The kind of weights to export. The default is the weight average, if the run has one."""
     dtype: Dtype = "fp32"
     ema_length: float | None = None
     card: CardOptions = field(default_factory=CardOptions)
-    """Options of the card of a folder; a single file has none."""
+    """Options of the card in an exported folder. A single file has no card."""
 
 
 USUAL = ExportOptions()
@@ -59,9 +59,9 @@ class Trained:
     parts: Model
     step: int
     weights: str
-    """raw or average. For a weight average of another length, its description."""
+    """The kind of weights, raw or average. For a weight average of another length, its description."""
     average: Reconstruction | None = None
-    """Weight average of another length than the checkpoint's, if requested."""
+    """A weight average of another length than the checkpoint's, if one was requested."""
 
     @property
     def words(self) -> str:
@@ -73,14 +73,14 @@ class Trained:
         return self.parts.plan
 
     def denoiser(self, dtype: Dtype) -> dict[str, Tensor]:
-        """Return the denoiser's tensors under tintype's names, which are also those of diffusers."""
+        """Return the denoiser's tensors under tintype's names, which diffusers uses too."""
         tensors = self.stored(self.parts.denoiser, dtype)
         channels, text_dim = self.parts.tokenizer.channels, self.parts.text.dim
         check_tensors(tensors, self.plan.model, channels, text_dim, "the run")
         return tensors
 
     def stored(self, module: nn.Module, dtype: Dtype) -> dict[str, Tensor]:
-        """Return a module's tensors converted to `dtype`. Counters and other integers keep their type."""
+        """Return a module's tensors converted to `dtype`. Integers, such as counters, keep their dtype."""
         tensors = module.state_dict()
         for name, tensor in tensors.items():
             if tensor.is_floating_point():
@@ -90,7 +90,7 @@ class Trained:
         return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
     def about(self, dtype: Dtype) -> dict[str, Any]:
-        """Return the record of the weights' origin and of the inputs that the model expects, without local paths."""
+        """Return the record of the weights' origin and of the inputs that the model expects. It has no local paths."""
         plan, size = self.plan, self.plan.tokenizer.compression
         tuned = {} if plan.tuning is None else {"tuned": plan.tuning.kind}
         sized = {"channels": size.channels, "stride_px": size.stride_px, **tuned}
@@ -115,9 +115,9 @@ class Trained:
 
 
 def load_trained(run: Path, weights: Weights | None, ema_length: float | None = None) -> Trained:
-    """Load the newest good weights of a run: by default its weight average if it has one.
+    """Load the newest good weights of a run. By default, this is the weight average if the run has one.
 
-    With `ema_length`, load the weight average of this length instead.
+    With `ema_length`, load a weight average of this length instead.
     """
     record = RunRecord(run)
     plan = record.plan
@@ -152,11 +152,11 @@ class Exported:
     path: Path
     about: dict[str, Any]
     warnings: tuple[str, ...] = ()
-    """Warnings from writing the card."""
+    """Warnings that were raised while the card was written."""
 
 
 def export_file(run: Path, out: Path, options: ExportOptions = USUAL) -> Exported:
-    """Write the file. After an error, no file is left."""
+    """Write the file. After an error, no file remains."""
     if out.suffix != _SUFFIX:
         raise UserError(f"{option('out', out)} has the wrong ending", f"name a single file NAME{_SUFFIX}")
     refuse_existing(out)

@@ -1,4 +1,4 @@
-"""Write folders and files completely or not at all, and never over existing ones."""
+"""Write folders and files completely or not at all. Existing folders and files are never overwritten."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def refuse_existing(target: Path) -> None:
 
 @contextmanager
 def written_whole(target: Path) -> Iterator[Path]:
-    """Yield a temporary path to write a folder or a file to. Afterwards it is renamed to the target."""
+    """Yield a temporary path for a file or folder. At the end, rename it to the target."""
     refuse_existing(target)
     target = target.absolute()
     with as_user_error(OSError, f"cannot write {target}", f"make room or choose another {option('out')}"):

@@ -1,7 +1,8 @@
-"""epsilon-prediction: the network predicts the noise; the loss is taken on velocities unless a weighting changes that.
+"""epsilon-prediction: the network predicts the noise.
 
-v = (noise - x_t) / max(1 - t, clamp). JiT's grid (arXiv 2511.13720, table 1) has three predictions (`velocity`,
-`x-prediction`, `epsilon-prediction`) by three spaces of the loss (`loss-space`, a weighting).
+The loss compares velocities, unless a weighting changes the space of the loss. v = (noise - x_t) / max(1 - t, clamp).
+JiT's grid (arXiv 2511.13720, table 1) combines three predictions (`velocity`, `x-prediction`, `epsilon-prediction`)
+with three spaces of the loss (`loss-space`, a weighting).
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Guidance belongs to the evaluation protocol: by default all arms are sampled with the same guidance.
 
-Each kind of guidance extrapolates from a weak velocity through a strong velocity, v = weak + scale (strong - weak).
-Guidance acts for t inside its interval; elsewhere v = strong. The strong velocity is the model's velocity with the
-caption. The kinds differ in the weak velocity.
+Each kind of guidance extrapolates from a weak velocity beyond a strong velocity: v = weak + scale (strong - weak).
+Guidance applies for t inside of its interval; elsewhere v = strong. The strong velocity is the model's velocity with
+the caption. The kinds of guidance differ in the weak velocity.
 
 B: samples, C: channels, H, W: latent rows and columns.
 """
@@ -23,16 +23,16 @@ from tintype.seams import VelocityFn
 from tintype.settings import OneOf, OpenKinds, Part, kind_alone
 
 PairFn = Callable[[Tensor, float], tuple[Tensor, Tensor]]
-"""Function (x_t_BCHW, t) -> the strong and the weak velocity."""
+"""Function of (x_t_BCHW, t) that returns the strong and the weak velocity."""
 
 
 class Branches(Protocol):
-    """Velocities of a model with and without the caption, and with some tokens skipping blocks."""
+    """Velocities of a model: with the caption, without the caption, and with some tokens skipping blocks."""
 
     def captioned(self, x_t_BCHW: Tensor, t: float) -> Tensor: ...
 
     def captioned_and_null(self, x_t_BCHW: Tensor, t: float) -> tuple[Tensor, Tensor]:
-        """Return the velocities with the caption and without it, computed in one batch."""
+        """Return the velocities with and without the caption, computed in one batch."""
 
     def captioned_sparse(self, share: float) -> VelocityFn:
         """Return the velocity with the caption while this share of the tokens skips blocks.

@@ -1,1 +1,1 @@
-"""Decode images in parallel to the training, in threads or in separate processes."""
+"""Decode images in threads or in separate processes, while training runs."""

@@ -1,8 +1,9 @@
-"""A worker process that decodes images: it reads a request, answers with the pixels, and ends when its input ends.
+"""A worker process that decodes images. It reads a request, answers with the pixels, and exits when its input ends.
 
-Messages are bytes, and nothing is unpickled. A request has two messages. The first is `QUESTION` (height, width, and
-whether to stretch the image instead of cropping it) with the image's name. The second is the image file. An answer has
-two messages: `ANSWER` (whether decoding failed, and the CPU time in nanoseconds), then the pixels or the error as JSON.
+Messages are bytes, and nothing is unpickled. A request has two messages: `QUESTION` and the image file. `QUESTION` has
+height, width, whether to stretch the image instead of cropping it, and the image's name. An answer has two messages:
+`ANSWER`, then the pixels or the error as JSON. `ANSWER` says whether decoding failed, and gives the CPU time in
+nanoseconds.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ ANSWER = struct.Struct("<?Q")
 
 
 def serve(connection: Connection) -> None:
-    """Decode one image after the other; raise EOFError when the other end is closed."""
+    """Decode images one after the other. Raise EOFError when the other end of the connection is closed."""
     while True:
         question, content = connection.recv_bytes(), connection.recv_bytes()
         began_ns = time.process_time_ns()
@@ -46,9 +47,9 @@ def serve(connection: Connection) -> None:
 def main() -> None:
     """Run a worker. Arguments are the parent's process id, and the file descriptor of the connection.
 
-    A thread polls whether the parent still exists. The kernel's parent-death signal is not used, since it is also sent
-    when only the thread that started this process ends. SIGINT and SIGTERM are ignored: a scheduler sends them to all
-    processes of a job, and the run handles them.
+    A thread polls whether the parent still exists. The kernel's parent-death signal is not used: it is also sent if
+    only the parent's thread that started this process ends. SIGINT and SIGTERM are ignored: a scheduler sends them to
+    all processes of a job, and the run handles them.
     """
     watch_parent(int(sys.argv[1]))
     for number in (signal.SIGINT, signal.SIGTERM):

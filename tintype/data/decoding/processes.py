@@ -1,8 +1,8 @@
-"""Worker processes that decode images, for training that needs more throughput than threads give.
+"""Worker processes that decode images, for training that needs more images per second than threads can decode.
 
-Except while decoding, Python threads wait for each other and for the thread that drives the GPU, because of the
-interpreter lock. If images are also shrunk, sixteen threads prepare hardly more images per second than one thread. A
-worker process serves one thread at a time, and that thread only waits for the answer.
+Because of the interpreter lock, Python threads wait for each other and for the thread that drives the GPU, except while
+decoding. If images are also shrunk, sixteen threads prepare hardly more images per second than one thread. A worker
+process serves one thread at a time, and this thread only waits for the answer.
 
 C: channels. H, W: rows, columns.
 """
@@ -31,10 +31,10 @@ _TRIES = 2
 
 
 class _Decoder:
-    """A worker process in a session of its own, so that Ctrl-C in a terminal signals only the run.
+    """A worker process with its own session, so that Ctrl-C in a terminal sends its signal only to the run.
 
-    The worker ends when the run ends: the end of its input stops the worker. While it decodes an image, a check that
-    its parent still exists stops it.
+    The worker exits when its input ends, which happens when the run ends. During decoding, it also checks that its
+    parent still exists.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class _Decoder:
             )
 
     def fit(self, one: Encoded, out_CHW: Tensor, stretch: bool) -> float:
-        """Write the image to `out_CHW`; return the CPU seconds spent."""
+        """Write the fitted image to `out_CHW`; return the CPU seconds used."""
         self._connection.send_bytes(QUESTION.pack(*out_CHW.shape[1:], stretch) + one.name.encode())
         self._connection.send_bytes(one.content)
         failed, cpu_ns = ANSWER.unpack(self._connection.recv_bytes())
@@ -67,7 +67,7 @@ class _Decoder:
 
 
 class Decoders:
-    """A pool of worker processes. A further worker is started when all running workers are busy, up to `count`."""
+    """A pool of worker processes. If all workers are busy, another worker is started, up to `count`."""
 
     def __init__(self, count: int) -> None:
         self._free: LifoQueue[_Decoder | None] = LifoQueue()
@@ -77,9 +77,10 @@ class Decoders:
         self.running: list[_Decoder] = []
 
     def fit(self, one: Encoded, out_CHW: Tensor, stretch: bool = False) -> None:
-        """Write the image to `out_CHW`: shrunk to cover it and center-cropped, or with `stretch` resized to its shape.
+        """Fit the image to the shape of `out_CHW` and write it there.
 
-        If a worker was killed, another worker replaces it and decodes the image.
+        The image is shrunk and center-cropped, or with `stretch` resized. If a worker was killed, another worker
+        replaces it and decodes the image.
         """
         code = 0
         for _ in range(_TRIES):

@@ -13,19 +13,22 @@ import torch
 from tintype.runtime.machine import cores
 
 MOST_PIXELS_AT_ONCE = 100_000_000
-"""Most pixels that all threads together decode at one time. A single larger image is still decoded, alone."""
+"""Maximum number of pixels that all threads together decode at the same time.
+
+A larger image is still decoded, but alone.
+"""
 _MOST_THREADS = 16
 _sharing = 1
 
 
 def usual_threads() -> int:
-    """Return the number of threads for this process, considering other ranks and runs on the machine."""
+    """Return the number of threads for this process. It depends on the other ranks and runs on the machine."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return min(_MOST_THREADS, max(1, cores() // (ranks * _sharing)))
 
 
 def share_cores(processes: int) -> None:
-    """Set the number of processes of one study that share this machine."""
+    """Set how many processes of one study share this machine."""
     global _sharing
     _sharing = processes
 
@@ -33,7 +36,7 @@ def share_cores(processes: int) -> None:
 def decoding_pool(threads: int) -> ThreadPoolExecutor:
     """Return a thread pool whose threads run torch single-threaded.
 
-    Otherwise torch would start a team of busy-waiting threads for each thread of the pool. All threads are started
+    By default, torch would start several busy-waiting threads for each thread of the pool. All threads are started
     here, since a new thread inherits the torch thread count that any thread of the process set last.
     """
     own = torch.get_num_threads()
@@ -47,14 +50,14 @@ def decoding_pool(threads: int) -> ThreadPoolExecutor:
 
 
 class PixelBudget:
-    """Limit on the pixels that threads decode at the same time. A single larger image is still decoded, alone."""
+    """Limits the pixels that threads decode at the same time. A larger image is still decoded, but alone."""
 
     def __init__(self, most: int = MOST_PIXELS_AT_ONCE) -> None:
         self._most, self._used, self._changed = most, 0, Condition()
 
     @contextmanager
     def take(self, pixels: int) -> Iterator[None]:
-        """Wait until an image of this many pixels fits into the budget."""
+        """Wait until the budget has room for an image of this many pixels."""
         with self._changed:
             self._changed.wait_for(lambda: not self._used or self._used + pixels <= self._most)
             self._used += pixels

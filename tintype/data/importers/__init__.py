@@ -2,7 +2,7 @@
 
 To add an importer, write a module with a function `open_…(path, reading)` and add the function to `_IMPORTERS`. The
 function returns an `Importer`, or None if the path has another format. A plugin lists its functions in `IMPORTERS`. An
-importer must not read an image of more bytes than `reading` allows, nor follow a link out of the folder.
+importer must not read images with more bytes than `reading` allows. It must not follow links out of the folder.
 """
 
 from __future__ import annotations
@@ -45,11 +45,14 @@ FORMATS: dict[str, Callable[[Path, Reading], Importer | None]] = {
     "coco": open_coco,
     "listed": open_listed,
 }
-"""Formats that a preset can name. Files of other formats in the same folder are then skipped."""
+"""Formats that a preset can name.
+
+For a preset that names a format, files of other formats in the folder are skipped.
+"""
 
 
 def open_importer(path: Path, reading: Reading | None = None) -> Importer:
-    """Return the importer that reads the path; raise unless exactly one does."""
+    """Return the importer that can read the path; raise unless exactly one importer can."""
     if (scenes := open_scenes(path)) is not None:
         return scenes
     if reading is not None and reading.format is not None:

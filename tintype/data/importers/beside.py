@@ -1,4 +1,4 @@
-"""Images with captions in sidecar files of the same name, on disk or in a tar.
+"""Images with captions in sidecar files, on disk or in a tar. A sidecar file has the image's name with another suffix.
 
 `dog.txt` becomes the column `txt`, `dog.short.txt` the column `short`, and so on for any name between the dots. The
 keys of `dog.json` become columns of the same names; its strings can be captions.
@@ -24,7 +24,7 @@ _PLAIN, _JSON = "txt", "json"
 
 
 class UnreadableError(Exception):
-    """A sidecar file or a column that cannot be used; the message gives the reason."""
+    """A sidecar file or a column cannot be used. The message gives the reason."""
 
 
 def text_of(content: bytes, name: str) -> str:
@@ -47,7 +47,7 @@ class Member:
     """A file on disk, or a member of a tar."""
 
     name: str
-    """Name in messages."""
+    """The name that messages show."""
     path: Path
     start: int = 0
     size: int | None = None
@@ -70,14 +70,17 @@ class Member:
 class Sample:
     source: str
     members: dict[str, Member] = field(default_factory=dict)
-    """The image and its sidecar files, by the rest of the name after the stem: `png`, `txt`, `short.txt`, `json`."""
+    """The image and its sidecar files.
+
+    Keys are the rest of the file name after the stem: `png`, `txt`, `short.txt`, `json`.
+    """
     known: dict[str, str | None] = field(default_factory=dict)
-    """Values of columns that come from elsewhere than a sidecar file."""
+    """Values of columns that do not come from sidecar files."""
     problem: str = ""
 
     @property
     def image(self) -> str | None:
-        """Return the name ending of the member that is the image; None if several members qualify, or none.
+        """Return the name ending of the member that is the image; None if there is no image or more than one.
 
         A plain ending such as `png` takes precedence over an ending such as `left.png`.
         """
@@ -148,7 +151,7 @@ class SideImporter(Importer):
 
 
 def _column(ending: str) -> str | None:
-    """Return the column of a text file, by the part of its name after the image's stem; None for other files."""
+    """Return the column for a text file, given the part of its name after the image's stem; None for other files."""
     if ending == _PLAIN:
         return _PLAIN
     return ending.removesuffix(".txt") if ending.endswith(".txt") else None

@@ -1,7 +1,8 @@
 """COCO captions: `annotations/captions_NAME.json` with `images` and `annotations`, and the images in the folder NAME.
 
 An image has several captions. The column `caption` is the first caption, `captions` is all captions as one text, and
-`folder` is NAME, such as `train2017`. The format is read only if a preset names it; it is not detected in a folder.
+`folder` is NAME, such as `train2017`. The format is only used if a preset names it; it is not detected from a folder's
+files.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class CocoImporter(Importer):
 
 
 def _captioned(file: Path) -> list[tuple[str, list[str]]]:
-    """Return the images of a file in its order, each with its captions sorted by id."""
+    """Return the images of a file in the file's order. Each image has its captions, sorted by id."""
     with as_user_error(OSError, f"{file} cannot be read"), as_user_error(ValueError, str(file)):
         content = parse_object(read_file(file, MOST_TABLE_BYTES))
     names: dict[int, str] = {}

@@ -11,23 +11,23 @@ from tintype.data.image_file import LIMITS, Limits
 from tintype.wording import option
 
 FOLDER = "folder"
-"""A column of many importers: the first folder on the path to an image, or the name of the image's split."""
+"""A column of many importers. It has the first folder on the path to an image, or the name of the image's split."""
 MOST_TEXT_BYTES = 1 << 22
-"""Most bytes of a caption or of a JSON object beside an image."""
+"""Maximum bytes of a caption, or of a JSON object in a sidecar file."""
 MOST_TABLE_BYTES = 1 << 30
-"""Most bytes of a metadata file or an index, which is read into memory as a whole."""
+"""Maximum bytes of a metadata file or an index. Such a file is read into memory as a whole."""
 Kinds = Mapping[str, Collection[str]]
-"""Columns, and the kinds of the values in each column."""
+"""Columns, each with the kinds of its values."""
 
 
 @dataclass(frozen=True)
 class Listed:
-    """JSON Lines files and the folders of their images, relative to the source."""
+    """JSON Lines files and the folders of their images. Paths are relative to the source."""
 
     image: str
-    """Key in each line with the image's path, relative to the folder of images."""
+    """JSON key of each line that has the image's path, relative to the folder of images."""
     files: Mapping[str, str]
-    """JSON Lines files, each with its folder of images."""
+    """JSON Lines files, each mapped to its folder of images."""
 
 
 @dataclass(frozen=True)
@@ -36,27 +36,30 @@ class Reading:
 
     limits: Limits = LIMITS
     follow_links: bool = False
-    """Whether to follow links to files outside the folder."""
+    """Whether to follow links to files outside of the folder."""
     format: str | None = None
     """Format of the source, a key of `FORMATS`; by default the format is detected from the files."""
     listed: Listed | None = None
-    """File names for the format `listed`."""
+    """File names of the format `listed`."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """An image as it lies in the source. If `content` is None, `problem` says why the image could not be read."""
+    """An image as it is stored in the source. If `content` is None, `problem` says why the image could not be read."""
 
     source: str
-    """File or row of the item."""
+    """File or row from which the item was read."""
     content: bytes | None = None
     values: Mapping[str, object] = field(default_factory=dict)
-    """The requested columns. Values are texts, numbers, booleans, None, and any other JSON values."""
+    """Values of the requested columns: texts, numbers, booleans, None, or other JSON values."""
     problem: str = ""
 
 
 class Importer(ABC):
-    """Reader of a source. It knows the source's columns before reading an image, and yields items from any position."""
+    """Reads a source.
+
+    An importer knows the source's columns before it reads an image, and yields items from any position on.
+    """
 
     def __init__(
         self,
@@ -70,17 +73,18 @@ class Importer(ABC):
         self.columns = list(dict.fromkeys(columns))
         """Text columns, from which captions and splits can be taken."""
         self.kinds = kinds
-        """Columns from which attributes can be taken, with their kinds.
+        """Columns that can become attributes, with the kinds of their values.
 
-        A source with types states one kind per column. Without types, as in JSON, a column has all kinds of its values.
+        A source with types has one kind per column. Without types, as in JSON, a column has all kinds that occur among
+        its values.
         """
         self.count = count
         self.usual_captions = usual_captions(self.columns) if usual is None else usual
-        """Kinds of captions and their columns, used if the user names none."""
+        """Kinds of captions and their columns. They are used if the user names no columns."""
 
     @property
     def no_captions(self) -> str:
-        """Return an error text for empty `usual_captions`: why, and how to fix it."""
+        """Return an error text for the case that `usual_captions` is empty. It has the reason and the fix."""
         there = ", ".join(self.columns) or "no column of text"
         return (
             f"none of its columns is known for captions; say which: {option('caption', 'long=COLUMN')}. It has {there}"
@@ -88,13 +92,13 @@ class Importer(ABC):
 
     @property
     def fingerprint(self) -> list[list[str | int]]:
-        """Path, size and modification time of each file: an import resumes only from the same source."""
+        """Path, size and modification time of each file. An import resumes only if they are unchanged."""
         stats = [(file, file.stat()) for file in self._files]
         return [[str(file), stat.st_size, stat.st_mtime_ns] for file, stat in stats]
 
     @abstractmethod
     def items(self, columns: Collection[str], first: int) -> Iterator[Item]:
-        """Yield the items from index `first` on, with the values of these columns."""
+        """Yield the items from index `first` on, with their values in these columns."""
 
 
 def usual_captions(columns: Collection[str]) -> dict[str, str]:

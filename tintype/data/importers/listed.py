@@ -1,8 +1,8 @@
-"""JSON Lines files with the paths of images in separate folders, as `Listed` describes; used by presets.
+"""Read JSON Lines files with the paths of images in separate folders. `Listed` describes them, and presets use them.
 
-Each line is an object. Keys of nested objects become columns `NAME.KEY`. The files may be larger than the memory, since
-only each line's offset is kept, and the line is read again together with its image. Lines whose image folder is missing
-are skipped, so a partly downloaded set can be imported.
+Each line is an object. Keys of nested objects become columns `NAME.KEY`. The files may be larger than the memory. Only
+each line's offset is kept, and a line is read again together with its image. Lines whose image folder is missing are
+skipped, so a partly downloaded set can be imported.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ListedImporter(Importer):
         there = {path / file: path / images for file, images in listed.files.items() if (path / file).is_file()}
         check_inside(path, list(there), reading.follow_links)
         self._places = {file: array("q") for file in there}
-        """Byte offsets of the lines that are items."""
+        """Byte offsets of the lines that have an image."""
         kinds: dict[str, set[str]] = {}
         folders: dict[Path, bool] = {}
         for file, images in there.items():
@@ -84,7 +84,7 @@ class ListedImporter(Importer):
 
 
 def _lines(file: Path, start: int = 0) -> Iterator[tuple[int, bytes]]:
-    """Yield each non-empty line with its byte offset. A line that is too long is yielded truncated."""
+    """Yield each non-empty line with its byte offset. Lines that are too long are truncated."""
     with file.open("rb") as opened:
         opened.seek(start)
         while line := opened.readline(MOST_TEXT_BYTES + 1):
@@ -97,7 +97,7 @@ def _lines(file: Path, start: int = 0) -> Iterator[tuple[int, bytes]]:
 
 
 def _row(line: bytes) -> dict[str, Json] | str:
-    """Parse a line; keys of nested objects become `NAME.KEY`. Return an error text if the line is invalid."""
+    """Parse a line. Keys of nested objects become `NAME.KEY`. For an invalid line, return an error text."""
     if len(line) > MOST_TEXT_BYTES:
         return f"it has more than {MOST_TEXT_BYTES:,} bytes"
     try:

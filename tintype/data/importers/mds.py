@@ -1,9 +1,9 @@
 """MDS shards, as MosaicML's streaming writes them: `index.json` and `shard.00000.mds`, …
 
-A shard starts with the number of samples as a uint32. Then come uint32 offsets from the file's beginning, one more than
-there are samples, then the writer's metadata, then the samples. A sample starts with the uint32 sizes of its columns
-without a fixed size. Then come the columns' bytes in the index's order. Shards of several splits may lie in separate
-folders; the column `folder` holds the folder's name. Pickled columns are never read.
+A shard starts with the number of samples as a uint32. Then come uint32 offsets from the start of the file, one for each
+sample and one for the end. Then come the writer's metadata and the samples. A sample starts with a uint32 size for each
+column without a fixed size. Then come the columns' bytes, in the order of the index. Shards of several splits may lie
+in separate folders; the column `folder` holds the folder's name. Pickled columns are never read.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _KINDS: dict[str, str] = {
 }
 _UINT32 = np.dtype("<u4")
 _RAW_MODES = {"L": (1, "PNG"), "LA": (2, "PNG"), "RGB": (3, "PNG"), "RGBA": (4, "PNG"), "CMYK": (4, "TIFF")}
-"""Supported modes of raw pixels: bytes per pixel, and a file format that stores them exactly."""
+"""Supported modes of raw pixels. Each has its bytes per pixel, and a file format that stores such pixels exactly."""
 
 
 class _File(BaseModel):
@@ -51,7 +51,7 @@ class _File(BaseModel):
 
 
 class _Shard(BaseModel):
-    """A shard in the index; unused keys are omitted."""
+    """A shard as the index describes it. Keys that are not used here are left out."""
 
     version: int
     format: str
@@ -170,7 +170,7 @@ def _read_index(file: Path) -> list[_Shard]:
 
 
 def _place(source: Path, index: Path, shard: _Shard) -> _Place:
-    """Return the uncompressed file of a shard if it exists, else the compressed file."""
+    """Return a shard's uncompressed file if it exists, otherwise its compressed file."""
     plain, packed = shard.raw_data, shard.zip_data
     if bad := next((one.basename for one in (plain, packed) if one and leads_out(one.basename)), None):
         raise UserError(f"{index} names the shard {bad}, which is not in the folder")
@@ -207,13 +207,13 @@ def _open(place: _Place) -> io.BufferedIOBase:
 
 
 def _most_bytes(encodings: Mapping[str, str], image: str, limits: Limits) -> int:
-    """Return the largest allowed size of a sample in bytes: its image, which may be raw pixels, plus other columns."""
+    """Return the maximum bytes of a sample: its image, which may be raw pixels, and its other columns."""
     raw_bytes = limits.pixels * max(depth for depth, _ in _RAW_MODES.values())
     return (raw_bytes if encodings[image] == "pil" else limits.bytes) + len(encodings) * MOST_TEXT_BYTES
 
 
 def _samples(place: _Place, first: int, most_bytes: int) -> Iterator[tuple[int, bytes | str]]:
-    """Yield the number of each sample with its bytes, or with the reason why it is not read."""
+    """Yield each sample's number and its bytes. If a sample is not read, yield the reason instead of the bytes."""
     with _open(place) as file:
         offsets = _offsets(file, place)
         for number in range(first, place.shard.samples):
@@ -251,9 +251,9 @@ def _parts(shard: _Shard, sample: bytes) -> dict[str, bytes]:
 
 
 def _kinds(encodings: Mapping[str, str], first: Mapping[str, object]) -> dict[str, set[str]]:
-    """Return the kinds of columns by encoding, and of JSON keys by the first sample.
+    """Return the kinds of the columns, given by their encoding. The kinds of JSON keys come from the first sample.
 
-    A JSON key that is a whole number in the first sample counts as a float, since other samples may have fractions.
+    If a JSON value is a whole number in the first sample, its kind is float, since other samples may have fractions.
     """
     entries = {name: {"float" if kind == "int" else kind for kind in some} for name, some in kinds_in([first]).items()}
     return {name: {_KINDS[encoding]} for name, encoding in encodings.items() if encoding in _KINDS} | entries
@@ -279,7 +279,10 @@ def _values(name: str, encoding: str, content: bytes) -> Mapping[str, object]:
 
 
 def _file_of_raw(content: bytes) -> bytes:
-    """Convert raw pixels to an image file. The raw header has width, height, and the length and name of the mode."""
+    """Convert raw pixels to an image file.
+
+    The header has the width, the height, the length of the mode's name, and the name.
+    """
     width, height, named = struct.unpack("<III", content[:12]) if len(content) >= 12 else (0, 0, 0)
     mode, raw = content[12 : 12 + named].decode("ascii", "replace"), content[12 + named :]
     if mode not in _RAW_MODES:
@@ -293,7 +296,10 @@ def _file_of_raw(content: bytes) -> bytes:
 
 
 def _image_column(encodings: Mapping[str, str], path: Path) -> str:
-    """Return the column `image`, or the only image column. Without image columns, choose among columns of bytes."""
+    """Return the column `image`, or the only image column.
+
+    If there are no image columns, choose among the columns of bytes.
+    """
     images = [name for name, encoding in encodings.items() if encoding in _IMAGES]
     some = images or [name for name, encoding in encodings.items() if encoding == "bytes"]
     if "image" in some:

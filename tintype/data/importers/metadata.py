@@ -1,7 +1,7 @@
-"""A folder of images with a `metadata.jsonl`, `.csv` or `.parquet`, as Hugging Face image folders have it.
+"""A folder of images with a `metadata.jsonl`, `.csv` or `.parquet`, as in Hugging Face image folders.
 
 Each row has an image's path in `file_name`, relative to the metadata file's folder. The row's other values are columns,
-and texts among them can be captions. An image that no row names is an item with a problem.
+and texts among them can be captions. An image that no row names becomes an item with a problem.
 
 The column `folder` is the first folder on the path to an image, unless the rows have a column of that name.
 """
@@ -38,7 +38,10 @@ def _is_table(file: Path) -> bool:
 
 
 def is_metadata(file: Path) -> bool:
-    """Return whether a file is metadata. A `metadata.parquet` with image bytes but without file names is not."""
+    """Return whether a file is metadata.
+
+    A `metadata.parquet` with image bytes and without file names is not metadata.
+    """
     if _is_table(file):
         names = open_bounded(file).schema_arrow.names
         return _NAME in names or IMAGE not in names
@@ -104,7 +107,7 @@ class MetadataImporter(Importer):
 
 
 def _text(file: Path) -> str:
-    """Return the text of a file. Bytes that are not UTF-8 are kept, so that only their row is refused."""
+    """Return the text of a file. Bytes that are not UTF-8 are kept, so only the rows with such bytes are refused."""
     return read_file(file, MOST_TABLE_BYTES).decode("utf-8-sig", "surrogateescape")
 
 

@@ -1,4 +1,7 @@
-"""Parquet files with a column `image`: bytes, or a struct with `bytes` and `path` as Hugging Face data sets have it."""
+"""Parquet files with a column `image`.
+
+Its values are bytes, or structs with `bytes` and `path` as in Hugging Face data sets.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from tintype.data.parquet_file import open_bounded, parquet_rows
 
 
 def open_parquet(path: Path, reading: Reading) -> TableImporter | None:
-    """Open a Parquet file, or a folder with such files at any depth, sorted by name."""
+    """Open a Parquet file, or a folder with Parquet files at any depth, sorted by name."""
     found = files_in(path, (".parquet",), reading.follow_links)
     files = [file for file in found if file == path or not is_metadata(file)]
     tables = [Table(file, file.name, (it := open_bounded(file)).metadata.num_rows, it.schema_arrow) for file in files]

@@ -1,7 +1,7 @@
-"""Data sets written by `save_to_disk` of Hugging Face datasets: `state.json` names Arrow IPC streams.
+"""Data sets that `save_to_disk` of Hugging Face datasets wrote. In them, `state.json` names Arrow IPC streams.
 
-Several splits lie in folders that `dataset_dict.json` names. The column `folder` holds the split's folder, unless the
-rows have a column of that name.
+If there are several splits, each has a folder that `dataset_dict.json` names. The column `folder` has the split's
+folder, unless the rows have a column of that name.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _data_files(folder: Path) -> list[Path]:
 
 
 def _is_name(name: object) -> TypeGuard[str]:
-    """Return whether `name` is a plain file or folder name, without a path."""
+    """Return whether `name` is a single file or folder name, not a path."""
     return isinstance(name, str) and name not in ("", ".", "..") and Path(name).name == name
 
 

@@ -1,7 +1,7 @@
-"""The embedded scenes, by name: `scenes`, or with settings: `scenes:count=1000,style=photo,size_px=64`.
+"""The embedded scenes as an import source: `scenes`, or with settings `scenes:count=1000,style=photo,size_px=64`.
 
-After the training scenes follow a tenth as many held-out scenes; the column `split` says which split a scene is in.
-Attributes can be `style`, `light`, `sky`, `ground` and the number of `objects`.
+The training scenes are followed by held-out scenes, which are a tenth as many. The column `split` has each scene's
+split. Attributes can be `style`, `light`, `sky`, `ground` and the number of `objects`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ScenesImporter(Importer):
 
     @property
     def fingerprint(self) -> list[list[str | int]]:
-        """The settings, which define the scenes: there are no files."""
+        """Return the settings. They define the scenes, and there are no files."""
         return [[key, str(value)] for key, value in plain(self._settings).items()]
 
     def items(self, columns: Collection[str], first: int) -> Iterator[Item]:

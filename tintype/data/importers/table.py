@@ -1,4 +1,4 @@
-"""Rows of Arrow tables with an image in each row: the common base of Parquet files and saved data sets."""
+"""Rows of Arrow tables with one image per row. Importers of Parquet files and saved data sets share this base class."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ class Table:
 
 
 Rows: TypeAlias = Callable[[Table, Sequence[str], int, int], Iterator[tuple[int, dict[str, object]]]]
-"""Yields (row number, values) of a table: for these columns, with a byte limit per value, from a row on.
+"""Function that yields (row number, values) of a table.
 
-Texts are yielded as bytes.
+It gets the columns, a limit of bytes per value, and the first row. Texts are yielded as bytes.
 """
 
 
 class TableImporter(Importer):
-    """Yields the rows of several tables with the same columns."""
+    """Yields the rows of several tables that have the same columns."""
 
     def __init__(self, tables: Sequence[Table], rows: Rows, most_bytes: int, folder: Sequence[str] = ()) -> None:
-        """Open tables. `folder` names columns that `rows` adds and the tables lack."""
+        """Open the tables. `folder` names columns that `rows` adds and that the tables lack."""
         first, schemas = tables[0], [table.schema for table in tables]
         self._tables, self._rows, self._most_bytes = tables, rows, most_bytes
         self._image, texts = image_column(first.schema, first.path), _text_columns(first.schema)
@@ -62,7 +62,10 @@ class TableImporter(Importer):
 
 
 def image_column(schema: pyarrow.Schema, path: Path) -> str:
-    """Return the column `image`, else the only struct column with `bytes`, as Hugging Face data sets have it."""
+    """Return the column `image`.
+
+    If there is none, return the only struct column with `bytes`, as in Hugging Face data sets.
+    """
     if IMAGE in schema.names:
         kind = plain_type(schema.field(IMAGE).type)
         if not _is_bytes(kind) and not _has_bytes(kind):
@@ -79,7 +82,7 @@ def _text_columns(schema: pyarrow.Schema) -> list[str]:
 
 
 def kinds(schemas: Sequence[pyarrow.Schema]) -> dict[str, set[str]]:
-    """Return the columns of texts, numbers and booleans that every table has, with their kinds."""
+    """Return the columns with texts, numbers or booleans that all tables have, each with its kinds."""
     each = [{one.name: kind for one in schema if (kind := kind_of_arrow(one.type)) is not None} for schema in schemas]
     return {name: {one[name] for one in each} for name in (each[0] if each else ()) if all(name in one for one in each)}
 
@@ -109,7 +112,10 @@ def _is_bytes(kind: pyarrow.DataType) -> bool:
 
 
 def _has_bytes(kind: pyarrow.DataType) -> bool:
-    """Return whether the type is a struct with `bytes` and without lists. A list could have any length in few bytes."""
+    """Return whether the type is a struct with `bytes` and without lists.
+
+    Few bytes in the file can encode a list of any length.
+    """
     if not types.is_struct(kind) or kind.get_field_index("bytes") < 0:
         return False
     return all(_is_bytes(one.type) or types.is_null(one.type) or kind_of_arrow(one.type) for one in kind)

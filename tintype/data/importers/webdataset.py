@@ -1,9 +1,9 @@
-"""WebDataset tars: members with the same name up to the first dot form a record.
+"""Read WebDataset tars. Members whose names are equal up to the first dot form a record.
 
-Records are in the order of their first members. The ending after that dot gives a member's role. An image suffix marks
-the image. `txt` or `NAME.txt` is the column `txt` or `NAME`. `json` is an object whose keys are columns, and its
-strings can be captions. Nothing is unpacked to disk. Links, devices, paths that lead out of the tar, and records
-without an image become items with a problem.
+Records are in the order of their first members. The part of the name after this dot gives a member's role. An image
+suffix marks the image. `txt` or `NAME.txt` is the column `txt` or `NAME`. `json` is an object whose keys are columns,
+and its strings can be captions. Nothing is unpacked to disk. Links, devices, paths that lead out of the tar, and
+records without an image become items with a problem.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def open_webdataset(path: Path, reading: Reading) -> SideImporter | None:
 
 
 def _index(path: Path) -> list[Sample]:
-    """Group the members of a tar into records, reading only the tar's headers."""
+    """Group a tar's members into records. Only the tar's headers are read."""
     samples: dict[str, Sample] = {}
     refused: list[Sample] = []
     for member in tar_file.members(path):

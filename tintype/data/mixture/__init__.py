@@ -1,1 +1,1 @@
-"""Several sources of images as the data of one run, each with a share that may change with the step."""
+"""Several image sources as the data of one run. Each source has a share, which may change with the step."""

@@ -3,13 +3,14 @@
 The shares alone determine how many images of each source a batch has. These numbers are the shares times the batch
 size, rounded; later batches make up for the rounding.
 
-Sources are counted in the order of their names. The first source's count of images up to a step is the rounded sum of
-its shares of all batches so far. The second source's count is the rounded sum of its shares of the images that the
-first source left, and so on. Each term lies between zero and the number of images left, so a count never decreases. A
-share of 0 gives no image, and a share of 1 gives all images. With two sources, the count up to any step is within half
-an image of the exact sum of shares. With more sources, it is within one image for each split into two.
+Sources are counted in the order of their names. For the first source, the number of images up to a step is the rounded
+sum of its shares of all batches so far. For the second source, this number is the rounded sum of its shares of the
+images that the first source left. The other sources follow in the same way. Each term lies between zero and the number
+of images left, so a count never decreases. With a share of 0, a source gives no images, and with a share of 1 it gives
+all images. With two sources, each count differs by at most half an image from the exact sum of shares. Each further
+source adds at most one image to this difference.
 
-The sums use integers, so they are the same on every machine, however long the run.
+The sums use integers, so they are equal on all machines and in runs of any length.
 
 S: steps. N: sources.
 """
@@ -41,11 +42,14 @@ from tintype.settings import (
 
 SIZE = "size_px"
 _UNIT = 1 << 30
-"""Shares are integer multiples of 1 / `_UNIT`. The sum of 2^33 images' shares fits into 64 bits."""
+"""Shares are integer multiples of 1 / `_UNIT`. The shares of 2^33 images together fit into 64 bits."""
 
 
 class Share(Settings):
-    """A source's share, relative to the other sources: rest + (share - rest) × the schedule's factor at a step."""
+    """A source's share, relative to the other sources.
+
+    At a step, it is rest + (share - rest) × the schedule's factor.
+    """
 
     share: float = Field(1.0, ge=0, description="Its share, relative to the other sources")
     rest: float = Field(0.0, ge=0, description="Its remaining share while the schedule's factor is 0")
@@ -53,7 +57,7 @@ class Share(Settings):
 
 
 def _without_size(data: DataPart, info: SerializationInfo) -> Plain:
-    """Serialize data without its size, which the mixture sets once for all sources."""
+    """Serialize data without its size. The mixture sets one size for all sources."""
     return data.model_dump(mode=info.mode, exclude={SIZE})
 
 
@@ -70,19 +74,19 @@ class MixedSource(Share):
 
     @property
     def read(self) -> bool:
-        """Whether the source has a share above 0 at any step. A short training may still read none of its images."""
+        """Whether the source has a share above 0 at any step. A short training may still read no image of it."""
         return self.share > 0 or self.rest > 0
 
     @property
     def words(self) -> str:
-        """The source on one line."""
+        """The source as one line of text."""
         schedule = self.schedule
         when = "" if schedule.end is None else f" ({schedule.kind} from step {schedule.start} to {schedule.end}"
         when += f", then {self.rest:g})" if self.rest else ")" if when else ""
         return f"share {self.share:g}{when} of {self.data.words}"
 
     def describe_share(self) -> str:
-        """Return the share over the course of training in words."""
+        """Return text that describes how the share changes during training."""
         schedule = self.schedule
         if schedule.end is None:
             return f"{self.share:g}"
@@ -102,7 +106,7 @@ class MixedSource(Share):
 
 
 class MixtureSettings(DataPart):
-    """Several named sources with shares. Only the source that the run is scored against may have a share of 0."""
+    """Several named sources with shares. A share of 0 is only allowed for the source that the run is scored against."""
 
     has_sources: ClassVar[bool] = True
 
@@ -115,7 +119,7 @@ class MixtureSettings(DataPart):
     @model_validator(mode="before")
     @classmethod
     def _complete(cls, given: object) -> object:
-        """Evaluate the last source by default, and pass the mixture's size to its sources."""
+        """Score the run against the last source by default, and give the mixture's size to its sources."""
         if not isinstance(given, Mapping) or not isinstance(given.get("sources"), Mapping):
             return given
         size_px = given.get(SIZE, cls.model_fields[SIZE].default)
@@ -155,7 +159,7 @@ class MixtureSettings(DataPart):
 
     @property
     def read(self) -> tuple[str, ...]:
-        """Names of the sources that training reads, sorted: their order in the plan does not matter."""
+        """Sorted names of the sources that training reads. Their order in the plan does not matter."""
         return tuple(sorted(name for name, source in self.sources.items() if source.read))
 
     @property
@@ -177,12 +181,15 @@ class MixtureSettings(DataPart):
 
     @property
     def of_scenes(self) -> bool:
-        """Whether the scored source has the captions of scenes."""
+        """Whether the source that the run is scored against has the captions of scenes."""
         return self.scored.of_scenes
 
     @property
     def at_hand(self) -> bool:
-        """Whether the held-out images of the scored source are on this machine; a report needs them."""
+        """Whether this machine has the held-out images of the source that the run is scored against.
+
+        A report needs these images.
+        """
         return self.scored.at_hand
 
     def at_size(self, size_px: int) -> MixtureSettings:
@@ -203,7 +210,7 @@ class MixtureSettings(DataPart):
         }
 
     def content(self) -> dict[str, Any]:
-        """Return the settings without the shares. Mixtures that differ only in shares can use the same caches."""
+        """Return the settings without the shares. Mixtures that differ only in their shares can use the same caches."""
         sources = {name: _without(self.sources[name].data.content(), SIZE) for name in self.read}
         return {"kind": self.kind, SIZE: self.size_px, "sources": sources}
 
@@ -238,13 +245,13 @@ class MixtureSettings(DataPart):
 
     @property
     def shares(self) -> tuple[MixedSource, ...]:
-        """The sources in `read`, in the same order."""
+        """The sources that training reads, in the order of their names."""
         return tuple(self.sources[name] for name in self.read)
 
 
 @lru_cache(maxsize=16)
 def images_before(shares: tuple[MixedSource, ...], batch: int, steps: int) -> Tensor:
-    """Return the number of images of each source before each step and after the last: int64 [S + 1, N]."""
+    """Return each source's number of images before each step and after the last step, as int64 [S + 1, N]."""
     share_SN = torch.stack([share.shares(steps) for share in shares], dim=1)
     nothing = (share_SN.sum(1) <= 0).nonzero()
     if len(nothing):

@@ -1,4 +1,4 @@
-"""A mixture's sources combined into a single source, and the order of its images.
+"""Combine a mixture's sources into one source, and define the order of its images.
 
 B: requested images, or images of a batch. C: channels. H, W: rows, columns. P: requested positions. S: steps of these
 positions. N: sources.
@@ -25,7 +25,7 @@ _MORE_STEPS = 1024
 
 
 class MixtureSource:
-    """Several sources as a single source. Ids are consecutive over the sources, in the order of `parts`."""
+    """Several sources as one source. Ids are consecutive over the sources, in the order of `parts`."""
 
     def __init__(self, parts: Mapping[str, ImageSource], device: torch.device) -> None:
         self.parts, self._device = dict(parts), device
@@ -60,7 +60,7 @@ class MixtureSource:
         return [found[place] for place in range(len(ids))]
 
     def _by_part(self, ids: Sequence[int]) -> Iterator[tuple[ImageSource, list[int], list[int]]]:
-        """Yield each source that has some of the ids, with its own ids and their positions in the batch."""
+        """Yield each source that has some of the ids, with the ids in that source and their positions in the batch."""
         first = 0
         for part in self.parts.values():
             places = [place for place, id_ in enumerate(ids) if first <= id_ < first + len(part)]
@@ -76,13 +76,16 @@ def identity_of_parts(known: Mapping[str, str | None]) -> str | None:
 
 
 def identities(source: ImageSource) -> dict[str, str | None]:
-    """Return the identities that a run records: the data's, and for a mixture each source's by name."""
+    """Return the identities that a run records.
+
+    These are the identity of the data and, for a mixture, the identity of each source.
+    """
     parts = source.parts if isinstance(source, MixtureSource) else {}
     return {"data": source.identity, **{f"data/{name}": part.identity for name, part in parts.items()}}
 
 
 def columns_by_part(source: ImageSource) -> dict[str, frozenset[str]]:
-    """Return the caption columns of the data, or for a mixture those of each source, by a name for messages."""
+    """Return the caption columns of the data, or of each source of a mixture. Keys are names for messages."""
     if isinstance(source, MixtureSource):
         return {f"the source '{name}'": part.columns for name, part in source.parts.items()}
     return {"the data": source.columns}
@@ -90,12 +93,12 @@ def columns_by_part(source: ImageSource) -> dict[str, frozenset[str]]:
 
 @dataclass(frozen=True)
 class Mixed:
-    """The order of a mixture: the source and the image at a position are a pure function of (seed, position).
+    """The order of a mixture. The source and the image at a position are a pure function of (seed, position).
 
-    A batch has a fixed count of each source's images (`images_before`), and a keyed permutation shuffles the batch. The
-    k-th image that training reads of a source is the k-th image in the source's own order. So each epoch of a source
-    has every image once, independent of the other sources. The counts before a step and the batch's permutation give k,
-    so any position is computed directly.
+    A batch has a fixed number of images from each source (`images_before`), and a keyed permutation shuffles the batch.
+    The k-th image that training reads of a source is the k-th image in this source's own order. So each epoch of a
+    source has every image once, independent of the other sources. The counts before a step and the batch's permutation
+    give k, so any position is computed directly.
     """
 
     seed: int
@@ -134,7 +137,7 @@ class Mixed:
                 yield (first_id + self._own(name, size, place_P)).tolist()
 
     def _before(self, end: int) -> Tensor:
-        """Return the counts before each step, up to a position that may lie after the end of training."""
+        """Return the counts before each step, up to a position. The position may lie after the end of training."""
         steps = -(-end // self.batch)
         if steps > self.steps:
             steps = -(-steps // _MORE_STEPS) * _MORE_STEPS
@@ -148,17 +151,18 @@ class Mixed:
             first_id += self.sizes[name]
 
     def _own(self, name: str, size: int, place_P: Tensor) -> Tensor:
-        """Return a source's ids at positions in the source's own order."""
+        """Return a source's ids at these positions of the source's own order."""
         lowest, highest = int(place_P.min()), int(place_P.max())
         ids = ids_at(stream_key(self.seed, f"{_STREAM}/{name}"), lowest, highest - lowest + 1, size)
         return ids[place_P - lowest]
 
 
 def _dealt(before_SN: Tensor, slot_SB: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the source at each position of each batch, and the number of its image: int64 [S, B] twice.
+    """Return, for each position of each batch, its source and the image's number within the source: int64 [S, B] twice.
 
-    `before_SN` has each source's count of images before each of these steps and after the last step. `slot_SB` is the
-    permutation of each batch. The first slots go to the first source, and so on. Images of a source keep their order.
+    `before_SN` has the number of images of each source before each of these steps and after the last step. `slot_SB` is
+    the permutation of each batch. The first slots go to the first source, the next slots to the second source, and so
+    on. Images of a source keep their order.
     """
     count_SN = before_SN.diff(dim=0)
     source_SB = (slot_SB[:, :, None] >= count_SN.cumsum(1)[:, None, :]).sum(2)

@@ -1,7 +1,7 @@
 """Turn a model's answer into a caption, or into the reason why it cannot be a caption.
 
-docs/data.md lists the rules. An answer is not trusted: its length is checked first, and applying a rule takes time
-linear in that length.
+docs/data.md lists the rules. An answer is untrusted. Its length is checked first, and every rule takes time linear in
+the length.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from tintype.data.store.texts import unfit
 
 EMPTY, REFUSAL, CUT_OFF = "empty", "refusal", "cut off"
 MOST_CHARACTERS = 1 << 18
-"""Most characters of an answer with its reasoning. A longer answer is not parsed."""
+"""Maximum characters of an answer, including its reasoning. A longer answer is not parsed."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A caption, or the reason why there is none."""
+    """The caption that an answer gives, or the reason why it gives none."""
 
     caption: str
     problem: str | None = None
     """`empty`, `refusal`, `cut off`, or the reason why the text cannot be a caption."""
     cleaned: bool = False
-    """Whether more than white space was removed."""
+    """Whether the clean-up removed more than white space."""
     shortened: bool = False
-    """Whether the last sentence was dropped because the token limit had truncated that sentence."""
+    """Whether the last sentence was dropped, since the token limit had truncated it."""
 
 
 def judge(answer: str | None, cut_off: bool = False, refused: bool = False) -> Judged:
     """Clean and check an answer.
 
-    `cut_off` says that the answer reached the token limit, `refused` that the server reports a refusal.
+    `cut_off` is True if the answer reached the token limit, and `refused` if the server reports a refusal.
     """
     if answer is not None and len(answer) > MOST_CHARACTERS:
         return Judged("", f"has {len(answer):,} characters; the most of an answer is {MOST_CHARACTERS:,}")
@@ -58,9 +58,9 @@ def judge(answer: str | None, cut_off: bool = False, refused: bool = False) -> J
 _FENCE = re.compile(r"^[^\S\n]*```.*$", re.MULTILINE)
 _LINE_MARK = re.compile(r"^[^\S\n]*(?:#{1,6}|[-*•>])\s+", re.MULTILINE)
 _EMPHASIS = ("***", "**", "*", "__", "`")
-"""Markdown emphasis marks. A longer mark comes before its own prefix."""
+"""Markdown emphasis marks. A longer mark precedes each mark that it begins with."""
 _MOST_LAYERS = 16
-"""Most nested openings and quotes that are removed."""
+"""Maximum number of nested openings and quotes that are removed."""
 _OPENING = re.compile(
     r"\A(?:(?:sure|certainly|of course|absolutely|okay|ok|great)(?:[!,.:]|\s*[-–—])\s+(?=here\b)"
     r"|here(?:['’]s|\s+is|\s+are)\b[^:.!?]{0,80}\b(?:captions?|descriptions?)\b[^:.!?]{0,80}:\s*"
@@ -71,7 +71,7 @@ _QUOTES = {'"': '"', "'": "'", "“": "”", "‘": "’", "«": "»", "„": "�
 
 
 def clean(answer: str) -> str:
-    """Return the answer without reasoning, Markdown, openings such as "Sure, here is", and quotes."""
+    """Return the answer without reasoning, Markdown, quotes around it, and openings such as "Sure, here is"."""
     text = answer.rpartition("</think>")[2]
     text = _visible(text)
     text = _FENCE.sub("", text)
@@ -84,7 +84,10 @@ def clean(answer: str) -> str:
 
 
 def _without_emphasis(line: str) -> str:
-    """Remove pairs of emphasis marks around words: no space after the first mark, none before the second."""
+    """Remove pairs of emphasis marks around words.
+
+    The first mark has no space after it, and the second has none before it.
+    """
     closings = {mark: _closings(line, mark) for mark in _EMPHASIS if mark in line}
     if not closings:
         return line
@@ -107,18 +110,21 @@ def _without_emphasis(line: str) -> str:
 
 
 def _closings(line: str, mark: str) -> list[int]:
-    """Return the positions of the mark that have no space before them."""
+    """Return the positions of the mark where no space precedes it."""
     places = (found.start() for found in re.finditer(f"(?={re.escape(mark)})", line))
     return [place for place in places if place and not line[place - 1].isspace()]
 
 
 def _visible(text: str) -> str:
-    """Remove control characters, which could control a terminal, and lone surrogates; keep line breaks."""
+    """Remove control characters, which could control a terminal, and lone surrogates. Keep line breaks."""
     return "".join(c for c in text if c in "\n\t " or unicodedata.category(c) not in ("Cc", "Cs"))
 
 
 def _unquoted(text: str) -> str:
-    """Remove quotes around the whole text, unless the text begins with one quotation and ends with another."""
+    """Remove quotes around the whole text.
+
+    Keep the quotes if the text begins with one quotation and ends with another.
+    """
     if len(text) < 2 or _QUOTES.get(text[0]) != text[-1]:
         return text
     inside = text[1:-1]
@@ -143,7 +149,10 @@ _REFUSAL = re.compile(
 
 
 def is_refusal(text: str) -> bool:
-    """Return whether the text begins like a refusal. A sign that says “Sorry, we are closed” is a caption."""
+    """Return whether the text begins like a refusal.
+
+    A caption can quote such words: a sign that says “Sorry, we are closed”.
+    """
     return _REFUSAL.match(text) is not None
 
 
@@ -151,6 +160,6 @@ _SENTENCE_END = re.compile(r"[.!?…。！？][\"'”’»)]*(?=\s|$)|[。！？
 
 
 def whole_sentences(text: str) -> str:
-    """Truncate the text after its last whole sentence; return an empty text if it has none."""
+    """Truncate the text after its last whole sentence. Return an empty text if no sentence is whole."""
     ends = [found.end() for found in _SENTENCE_END.finditer(text)]
     return text[: ends[-1]] if ends else ""

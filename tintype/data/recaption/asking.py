@@ -1,4 +1,4 @@
-"""Questions about images, replies, and the protocol of the models that answer."""
+"""Questions about images, the replies, and the protocol of the models that answer."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tintype.data.image_file import Encoded
 from tintype.runtime.interrupt import Interrupt
 
 _HOTTER = 0.4
-"""Temperature added with each further attempt, since at temperature 0 the same question gets the same answer."""
+"""Temperature added at each further attempt. At temperature 0, the same question would get the same answer."""
 _HOTTEST = 1.0
 
 
 @dataclass(frozen=True)
 class Asking:
-    """Prompt and sampling settings, equal for all images."""
+    """Prompt and sampling settings, which are equal for all images."""
 
     prompt: str
     max_tokens: int
@@ -33,7 +33,7 @@ class Question:
     """The SHA-256 of the image's bytes."""
     image: Encoded
     attempt: int = 0
-    """Number of earlier attempts without a usable answer."""
+    """Number of earlier attempts that gave no usable answer."""
 
 
 @dataclass(frozen=True)
@@ -43,31 +43,34 @@ class Reply:
     cut_off: bool = False
     refused: bool = False
     failure: str | None = None
-    """Reason for a missing answer, if the server failed on this image repeatedly."""
+    """Why there is no answer, if the server repeatedly failed on this image."""
     input_tokens: int = 0
     output_tokens: int = 0
 
 
 Pull = Callable[[], Question | None]
-"""Returns the next question, or None if there is none now. A reply can cause a further question later."""
+"""Function that returns the next question, or None if there is none at the moment.
+
+A reply can cause a later question.
+"""
 
 
 class Captioner(Protocol):
     @property
     def where(self) -> str:
-        """Where the model runs: its URL or device. The answers do not depend on it."""
+        """Where the model runs: its URL or its device. The answers do not depend on it."""
 
     def identity(self) -> dict[str, str]:
-        """Return the model and all settings of the captioner that the answers depend on."""
+        """Return the model, and all settings on which the captioner's answers depend."""
 
     def check(self) -> None:
-        """Raise if the captioner cannot answer, before the work begins."""
+        """Raise before the work begins, if the captioner cannot answer."""
 
     def alive(self) -> bool:
         """Return whether the captioner can still answer."""
 
     def replies(self, pull: Pull, interrupt: Interrupt) -> Iterator[Reply]:
-        """Yield replies to the pulled questions, in any order, until no question is left.
+        """Yield replies to the pulled questions, in any order, until there are no more questions.
 
-        On a signal, drop the open questions and stop.
+        After a signal, drop the open questions and stop.
         """

@@ -1,7 +1,7 @@
-"""A journal of answers, one per line, so that no paid answer is lost.
+"""A journal of answers with one line per answer, so that no paid answer is lost.
 
-Each line is handed to the operating system at once, so it survives a kill of the process. The file is synced to disk
-every few seconds: a power failure loses only the lines since then. Each line has a checksum.
+Each line is written to the operating system at once, so it survives a kill of the process. The file is synced to disk
+every few seconds, so a power failure loses only the lines written since the last sync. Each line has a checksum.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ _SYNC_S = 5.0
 _FORMAT = "tintype-recaption-2"
 _CHECKSUM, _DIGITS = "checksum", 16
 MOST_TOKENS = 10**9
-"""Most tokens of one answer. A larger count from a server is an error."""
+"""Maximum number of tokens of an answer. If a server reports more, an error is raised."""
 Count = Annotated[int, Field(ge=0, le=MOST_TOKENS**2)]
 
 
 class Entry(BaseModel, frozen=True, extra="forbid", strict=True):
-    """The outcome for one image."""
+    """The outcome for one image: its caption, or the reason why it has none."""
 
     key: str
     """The SHA-256 of the image's bytes."""
     source: str
     caption: str
     aside: str | None = None
-    """Why the caption is empty."""
+    """The reason why the caption is empty."""
     answer: str | None = None
-    """The model's text, if it differs from the caption."""
+    """The model's original text, if it differs from the caption."""
     cleaned: bool = False
     shortened: bool = False
     tries: Count = 1
@@ -75,7 +75,10 @@ class Journal:
 
 @contextmanager
 def open_journal(path: Path, settings: Mapping[str, Json], anew: bool) -> Iterator[Journal]:
-    """Open the journal of this work, with the entries of earlier attempts. Refuse a journal with other `settings`."""
+    """Open the journal for these settings.
+
+    It contains the entries of earlier attempts. Refuse a journal with other settings.
+    """
     if anew:
         path.unlink(missing_ok=True)
     header = {"format": _FORMAT, "settings": json.loads(json.dumps(settings))}

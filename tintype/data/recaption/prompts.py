@@ -1,4 +1,4 @@
-"""Prompts. Their text is part of the settings, and is stored with the captions."""
+"""Built-in prompts. A prompt's text is part of the settings, and is stored with the captions."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tintype.wording import option
 _BUILT_IN = read_yaml(Path(__file__).with_name("prompts.yaml").read_text(encoding="utf-8"), "prompts.yaml").data
 PROMPTS: dict[str, str] = {name: prompt["words"] for name, prompt in _BUILT_IN.items()}
 MAX_TOKENS: dict[str, int] = {name: prompt["max_tokens"] for name, prompt in _BUILT_IN.items()}
-"""Default token limit of an answer, by prompt. A custom prompt has the limit of `long`."""
+"""Default token limit of an answer, for each prompt. A user's own prompt has the limit of `long`."""
 _LONGEST = 20_000
 
 
 def find_prompt(name: str | None, file: Path | None) -> tuple[str, str]:
-    """Return the name and the text of a built-in prompt, or of a prompt in a file."""
+    """Return the name and text of a prompt, which is built in or read from a file."""
     if file is not None:
         if name is not None:
             raise UserError(f"{option('prompt')} and {option('prompt-file')} both set the question", "give one of them")

@@ -1,7 +1,7 @@
-"""Ask any server with OpenAI's chat completions API: vLLM, llama.cpp, Ollama, or an online service.
+"""Send questions to a server with OpenAI's chat completions API: vLLM, llama.cpp, Ollama, or an online service.
 
-The server is not trusted. Its answers are limited in size and time, and control characters are removed from its
-messages. A redirect is refused, so that the API key goes to no other server.
+The server is untrusted. The size and time of its answers are limited, and control characters are removed from its
+messages. Redirects are refused, so that no other server gets the API key.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from tintype.wording import again, option
 
 KEY_VARIABLE = "TINTYPE_API_KEY"
 _MOST_BYTES = 4 << 20
-"""Most bytes of a response. This is fifty times the size of a caption of 20,000 characters with its JSON."""
+"""Maximum bytes of a response. This is fifty times the size of a caption with 20,000 characters, including its JSON."""
 _MOST_WAIT_S = 600.0
 """Longest accepted `Retry-After` in seconds."""
 _LONGEST_WAIT = 100
-"""Most characters of a `Retry-After` header: a number, or a date."""
+"""Maximum characters of a `Retry-After` header, which is a number or a date."""
 _MOST_SENT_AWAY = 50
-"""Most `Retry-After` responses per question. Up to this number, they do not count as failures."""
+"""Number of `Retry-After` responses per question that do not count as failures."""
 _POLL_S = 0.1
 _AT_ONCE = ("JPEG", "PNG")
-"""Image formats that every server reads. Other formats are sent as PNG."""
+"""Image formats that every server can read. Images in other formats are sent as PNG."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,12 @@ class Patience:
     timeout_s: float = 120.0
     """Time limit of a whole exchange, from the first byte sent to the last byte received."""
     tries: int = 6
-    """Attempts per question if the server is busy or fails."""
+    """Number of attempts per question if the server is busy or fails."""
     first_wait_s: float = 1.0
-    """Seconds before the second attempt. Each attempt doubles the wait. A wait is randomly shortened by up to half."""
+    """Seconds before the second attempt.
+
+    The wait doubles with each attempt, and is randomly shortened by up to half.
+    """
     most_wait_s: float = 60.0
 
     def wait_s(self, failures: int) -> float:
@@ -76,7 +79,7 @@ class Place:
 
     @property
     def is_near(self) -> bool:
-        """Whether the server is this machine, so that no data leaves it."""
+        """Whether the server runs on this machine, so that no data leaves the machine."""
         return self.host in ("localhost", "127.0.0.1", "::1")
 
     def connection(self, timeout_s: float) -> http.client.HTTPConnection:
@@ -85,7 +88,7 @@ class Place:
 
 
 def read_place(url: str) -> Place:
-    """Parse a URL. `http://host:8000` gets the usual path `/v1`; a given path is kept."""
+    """Parse a URL. `http://host:8000` gets the usual path `/v1`; a path in the URL is kept."""
     with as_user_error(ValueError, option("server", url)):
         parts = urlsplit(url)
         port = parts.port
@@ -105,7 +108,7 @@ def read_place(url: str) -> Place:
 
 
 def read_key(variable: str | None) -> str | None:
-    """Return the API key in an environment variable. Its value is never shown, not even in errors."""
+    """Return the API key from an environment variable. The key is never shown, not even in errors."""
     found = os.environ.get(variable or KEY_VARIABLE, "").strip()
     if not found:
         if variable is not None:
@@ -117,7 +120,7 @@ def read_key(variable: str | None) -> str | None:
 
 
 class _PassingError(Exception):
-    """A failure that may be temporary. `wait_s` is the `Retry-After` of a busy server, if given."""
+    """A failure that may be temporary. `wait_s` is the `Retry-After` of a busy server, or None."""
 
     def __init__(self, reason: str, busy: bool = False, wait_s: float | None = None) -> None:
         super().__init__(reason)
@@ -125,12 +128,12 @@ class _PassingError(Exception):
 
 
 class _StoppedError(Exception):
-    """A signal came while a thread waited to retry."""
+    """A signal arrived while a thread waited before a new attempt."""
 
 
 @dataclass
 class _Gate:
-    """Makes all threads wait while a `Retry-After` that any thread received is not over."""
+    """Makes all threads wait until every `Retry-After` that any thread received has passed."""
 
     stop: threading.Event = field(default_factory=threading.Event)
     _opens_s: float = 0.0
@@ -260,7 +263,7 @@ class Server(Captioner):
         raise UserError(f"the server at {self.place.url} refuses the question (status {status}): {said}")
 
     def _said(self, content: bytes) -> str:
-        """Return the server's error message. The API key is removed, in case the server repeats it."""
+        """Return the server's error message. If it contains the API key, the key is removed."""
         try:
             found = json.loads(content)
             error = found.get("error", found)
@@ -270,10 +273,10 @@ class Server(Captioner):
         return _printable(text.replace(self.key, "…") if self.key else text) or "it does not say why"
 
     def _exchange(self, method: str, path: str, body: bytes | None) -> tuple[http.client.HTTPResponse, bytes]:
-        """Send one request on a new connection; return the response and its content.
+        """Send one request on a new connection. Return the response and its content.
 
-        A socket's time-out restarts with each received byte, so a slow server could block a thread forever. Therefore
-        a timer closes the connection.
+        A socket's time-out restarts with each received byte, so a slow server could block a thread forever. Therefore a
+        timer closes the connection.
         """
         headers = {"Accept": "application/json", "Connection": "close"}
         if body is not None:
@@ -311,7 +314,7 @@ class Server(Captioner):
 
 
 def data_url(encoded: Encoded) -> str:
-    """Return the image as a data URL: as stored, or as PNG if a server may not read its format."""
+    """Return the image as a data URL. A format that some servers cannot read is converted to PNG."""
     content = encoded.content
     with open_image(content, encoded.name) as image:
         form, mode = image.format or "?", image.mode
@@ -339,7 +342,10 @@ def read_answer(question: Question, content: bytes) -> Reply:
 
 
 def _asked_wait_s(said: str | None, url: str) -> float | None:
-    """Return the seconds of a `Retry-After` header, which may be a date; None if it is missing or invalid."""
+    """Return the seconds that a `Retry-After` header asks for; None if it is missing or invalid.
+
+    The header may be a date.
+    """
     if said is None or len(said) > _LONGEST_WAIT:
         return None
     try:
@@ -366,6 +372,6 @@ def _reason(error: BaseException) -> str:
 
 
 def _printable(text: str) -> str:
-    """Return the text on one line, without control characters, truncated for a message."""
+    """Return the text as one line without control characters, truncated for messages."""
     plain = " ".join("".join(c if c.isprintable() else " " for c in text[:4000]).split())
     return shortened(plain, 500)

@@ -1,8 +1,8 @@
-"""`tintype data recaption`: ask about each image of a store, keep the answers, and add them as a caption column.
+"""Implement `tintype data recaption`.
 
-Images are identified by the hash of their bytes, so the model is asked only once about identical files. A journal holds
-the answers, and a stopped command resumes from the journal. The column is added once every image has an answer, or a
-reason why it has no answer.
+Ask about each image of a store, keep the answers, and add them as a caption column. Images are identified by the hash
+of their bytes, so the model is asked only once about identical files. A journal holds the answers, and a stopped
+command resumes from the journal. The column is added once every image has an answer, or a reason why it has no answer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tintype.runtime.locks import locked
 from tintype.wording import again, option
 
 _MOST_FAILURES = 10
-"""Number of consecutive failed images after which the server counts as failed."""
+"""If this many images fail one after another, the command stops because of a failed server."""
 _FAILED = "failed"
 _ADDED_UP = ("empty", "refusals", "cleaned", "shortened", "input_tokens", "output_tokens")
 
@@ -40,22 +40,25 @@ class Task:
     column: str
     asking: Asking
     tries: int = 3
-    """Attempts per image if an answer is not usable."""
+    """Number of attempts per image if answers are not usable."""
     split: Split | None = None
-    """The split whose images get captions."""
+    """Split whose images get captions."""
     only_empty: str | None = None
-    """A kind of caption: ask only about images whose caption of this kind is empty. Other images keep their caption."""
+    """A kind of caption.
+
+    Only images without a caption of this kind are asked about. All other images keep their caption.
+    """
     limit: int | None = None
-    """Number of images for a trial. The column is added only when all images have answers."""
+    """Maximum number of images, for a trial. The column is added only when all images have answers."""
     price_input: float | None = None
-    """Price of a million tokens of the questions, in any currency."""
+    """Price of a million prompt tokens, in any currency."""
     price_output: float | None = None
     overwrite: bool = False
     anew: bool = False
 
 
 class Progress:
-    """Counts the outcomes for the requested images."""
+    """Counts the outcomes of the requested images."""
 
     def __init__(self, task: Task, total: int, before: Iterable[Entry]) -> None:
         self.total = total
@@ -82,7 +85,7 @@ class Progress:
 
     @property
     def new(self) -> int:
-        """Number of images answered since the command started."""
+        """Return the number of images that were answered since the command started."""
         return self.done - self._first
 
     @property
@@ -95,22 +98,22 @@ class Progress:
 
 @dataclass(frozen=True)
 class Recaptioned:
-    """Captions that a model wrote."""
+    """Result of recaptioning a store."""
 
     column: str
     about: AboutStore | None
-    """The content of `store.json` after the column was added; None before."""
+    """The content of `store.json` after the column was added; None before the column is added."""
     done: int = 0
     """Number of images with an answer, or with a reason why they have none."""
     new: int = 0
-    """Number of images in `done` that were finished since this call began."""
+    """Number of images in `done` that this call has finished."""
     counts: dict[str, int] = field(default_factory=dict)
-    """Counts by name: tokens, empty answers, refusals, changed answers, images asked about again, images set aside."""
+    """Counts by name: tokens, empty answers, refusals, changed answers, repeated questions, and images set aside."""
     cost: float | None = None
     """Cost of the tokens, in the currency of the given prices; None if no price was given."""
     seconds: float = 0.0
     examples: dict[str, str] = field(default_factory=dict)
-    """The first captions, by source, if the column is not added yet."""
+    """Examples of captions, by source, as long as the column is not added."""
     already_done: bool = False
     """Whether an earlier call added the column."""
 
@@ -122,7 +125,7 @@ def recaption(
     interrupt: Interrupt,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Recaptioned:
-    """Ask for missing answers, resuming an earlier attempt. Return early on a signal, or at a trial's limit."""
+    """Ask for all missing answers. Resume an earlier attempt. Return early on a signal, or at the limit of a trial."""
     store = open_store(path)
     _check_task(store, task)
     settings = {**captioner.identity(), **asdict(task.asking), "tries": task.tries}
@@ -182,7 +185,7 @@ def _check_task(store: Store, task: Task) -> None:
 
 
 def _done_before(store: Store, task: Task, origin: Mapping[str, Json], work: Path) -> bool:
-    """Return whether an earlier call added this column with the same settings; raise if its settings differ."""
+    """Return whether an earlier call added this column with the same settings. Raise if its settings differ."""
     added = store.about.find_added(task.column)
     if added is None or task.overwrite:
         return False

@@ -48,7 +48,7 @@ def _joined(phrases: list[str]) -> str:
 
 
 def object_name(thing: SceneObject) -> str:
-    """Return the colour and shape of an object. No two objects of a scene share both."""
+    """Return the colour and shape of an object. No two objects of a scene have the same colour and shape."""
     return f"{thing.colour} {thing.shape}"
 
 
@@ -59,7 +59,10 @@ def description(thing: SceneObject) -> str:
 
 
 def relations(first: SceneObject, second: SceneObject) -> tuple[str, ...]:
-    """Return every true spatial relation of the first object to the second. Jitter of the positions changes none."""
+    """Return every true spatial relation of the first object to the second.
+
+    Random jitter of the positions does not change the relations.
+    """
     first_row, first_column = first.position.split()
     second_row, second_column = second.position.split()
     true = []
@@ -95,7 +98,7 @@ def long_caption(scene: Scene, variant: int) -> str:
 
 
 def short_caption(scene: Scene, variant: int) -> str:
-    """Return a short caption: colour and shape of the first two objects, and the number of the others."""
+    """Return a short caption. It has the colour and shape of the first two objects, and the number of the others."""
     named = [_with_article(object_name(thing)) for thing in scene.objects[:SHORT_NAMES_OBJECTS]]
     others = len(scene.objects) - len(named)
     if others:

@@ -1,12 +1,12 @@
 """Draw scenes as images, in batches, on the CPU or a GPU, at any size from 16 to 1024 px.
 
-Every object is a signed distance function on its own patch of pixels. The distance gives the edge, anti-aliased over
-one pixel. The distance's derivative towards the light gives the shading. The distance at a point shifted towards the
-light gives the shadow. All lengths are fractions of the image's width, so a scene looks the same at every size. Jitter,
-texture phase and noise are random numbers that depend on (seed, index) alone.
+Each object is drawn from a signed distance function on its own patch of pixels. The distance determines the edge, which
+is anti-aliased over one pixel. The derivative of the distance towards the light determines the shading. The distance at
+a point shifted towards the light determines the shadow. All lengths are fractions of the image's width, so a scene
+looks the same at every size. Jitter, texture phase and noise are random numbers that depend on (seed, index) alone.
 
-All per-pixel operations round alike in every code path (see `shapes.py`), so an image's bytes do not depend on the
-other images of its batch.
+All per-pixel operations round in the same way in every code path (see `shapes.py`). So an image's bytes do not depend
+on the other images of its batch.
 
 B: scenes. N: objects. P: rows or columns of an object's patch. C: channels. H, W: rows, columns of the image.
 """
@@ -90,7 +90,10 @@ def render(
     device: torch.device | str = "cpu",
     scale: float = 1.0,
 ) -> Tensor:
-    """Render the scenes as uint8 [B, 3, size_px, size_px] on the device. Objects are larger by the factor `scale`."""
+    """Render the scenes as uint8 [B, 3, size_px, size_px] on the device.
+
+    `scale` is a factor for the size of objects.
+    """
     batch = (scenes if isinstance(scenes, SceneBatch) else SceneBatch.from_scenes(scenes)).to(device)
     index_B = torch.as_tensor(indices, dtype=torch.int64, device=device)
     if len(index_B) != len(batch):
@@ -135,7 +138,7 @@ def _table(rows: Sequence[object], like: Tensor) -> Tensor:
 
 
 def _numbers(attribute: str, by_word: Mapping[str, object], index: Tensor) -> Tensor:
-    """Look up the numbers of an attribute's words. `index` holds the words as indices."""
+    """Return the numbers that belong to an attribute's words. `index` has the indices of the words."""
     return _table([by_word[word] for word in VOCABULARY[attribute]], index)[index]
 
 
@@ -144,7 +147,7 @@ def _look_of(style_B: Tensor) -> dict[str, Tensor]:
 
 
 def _turns(angles: Sequence[float], like: Tensor) -> Tensor:
-    """Return cosines and sines from a table: they then round alike on every device."""
+    """Return cosines and sines from a table, so that they round in the same way on every device."""
     return _table([(math.cos(angle), math.sin(angle)) for angle in angles], like)
 
 
@@ -179,7 +182,10 @@ def _pp(value_N: Tensor) -> Tensor:
 
 
 def _distance(objects: _Objects, x_NPP: Tensor, y_NPP: Tensor) -> Tensor:
-    """Return the signed distance of each object's shape at points in the object's frame, in radii."""
+    """Return the signed distance of points to each object's shape.
+
+    Points and distances are in the object's frame, in radii.
+    """
     distance_NPP = torch.empty_like(x_NPP)
     for number, shape in enumerate(SHAPES):
         rows = (objects.shape_N == number).nonzero()[:, 0]
@@ -198,7 +204,7 @@ def _smooth(ramp: Tensor) -> Tensor:
 
 
 def _tilt_sine(objects: _Objects, distance_NPP: Tensor) -> Tensor:
-    """Return the sine of the surface's tilt: round over the bevel's width, or constant over a facet."""
+    """Return the sine of the surface's tilt. The tilt changes over the bevel's width, and is constant on a facet."""
     width_N = _numbers("shape", _BEVEL_WIDTH, objects.shape_N)
     round_NPP = (1.0 + distance_NPP / _pp(width_N.clamp(min=1e-3))).clamp(0.0, 0.98)
     return round_NPP.where(_pp(width_N > 0), torch.full_like(round_NPP, _FACET_TILT))
@@ -229,7 +235,7 @@ def _dots(x_NPP: Tensor, y_NPP: Tensor, phase_N2: Tensor, edge_NPP: Tensor) -> T
 
 
 def _object_layers(objects: _Objects, x_NPP: Tensor, y_NPP: Tensor, pixel: float) -> Tensor:
-    """Return colour times coverage, coverage, and shadow of every object: float32 [N, 5, P, P]."""
+    """Return three layers for every object: colour times coverage, coverage, and shadow, as float32 [N, 5, P, P]."""
     radius_NPP = _pp(objects.radius_N)
     x_NPP, y_NPP = x_NPP - _pp(objects.centre_N2[:, 0]), y_NPP - _pp(objects.centre_N2[:, 1])
     x_NPP, y_NPP = _turn(x_NPP / radius_NPP, y_NPP / radius_NPP, objects.tilt_N2)
@@ -250,7 +256,7 @@ def _object_layers(objects: _Objects, x_NPP: Tensor, y_NPP: Tensor, pixel: float
 
 
 def _shading(objects: _Objects, distance_NPP: Tensor, facing_NPP: Tensor) -> tuple[Tensor, Tensor]:
-    """Return diffuse light and highlight of a surface. `facing_NPP` says how far it faces the light."""
+    """Return diffuse light and highlight of a surface. `facing_NPP` is how far the surface faces the light."""
     lean_NPP = _tilt_sine(objects, distance_NPP)
     upright_NPP = (1.0 - lean_NPP * lean_NPP).sqrt()
     light_level = math.sqrt(1.0 - _LIGHT_HEIGHT**2)
@@ -264,7 +270,7 @@ def _shading(objects: _Objects, distance_NPP: Tensor, facing_NPP: Tensor) -> tup
 
 
 def _shadow(objects: _Objects, x_NPP: Tensor, y_NPP: Tensor, light_x_NPP: Tensor, light_y_NPP: Tensor) -> Tensor:
-    """Return the shadow: the object's outline moved away from the light, with a soft edge."""
+    """Return the shadow. It is the object's outline, moved away from the light, with a soft edge."""
     reach_NPP = _pp(objects.look["shadow_reach"] / objects.radius_N)
     distance_NPP = _distance(objects, x_NPP + reach_NPP * light_x_NPP, y_NPP + reach_NPP * light_y_NPP)
     softness_NPP = _pp(objects.look["shadow_softness"] / objects.radius_N)
@@ -272,7 +278,7 @@ def _shadow(objects: _Objects, x_NPP: Tensor, y_NPP: Tensor, light_x_NPP: Tensor
 
 
 def _place_layers(objects: _Objects, scenes: int, size_px: int, patch_half: float) -> Tensor:
-    """Add up the layers of each scene's objects on the whole image: float32 [B, 5, H, W]."""
+    """Return, for each scene, the sum of its objects' layers on the whole image: float32 [B, 5, H, W]."""
     patch_px = min(size_px, math.ceil(2 * patch_half * size_px) + 1)
     corner_N2 = (objects.centre_N2 * size_px - patch_px / 2).floor().to(torch.int64).clamp(0, size_px - patch_px)
     step_P = torch.arange(patch_px, device=corner_N2.device)
@@ -290,7 +296,10 @@ def _place_layers(objects: _Objects, scenes: int, size_px: int, patch_half: floa
 
 
 def _backdrop(batch: SceneBatch, size_px: int, seed: int, index_B: Tensor, look: dict[str, Tensor]) -> Tensor:
-    """Draw sky and ground, separated by a slightly bowed line, brighter towards the light: float32 [B, 3, H, W]."""
+    """Draw the sky and the ground as float32 [B, 3, H, W].
+
+    They meet at a slightly curved line, and are brighter towards the light.
+    """
     sky_BC11 = _numbers("sky", _BACKGROUND_RGB, batch.sky_B)[:, :, None, None]
     ground_BC11 = _numbers("ground", _BACKGROUND_RGB, batch.ground_B)[:, :, None, None]
     x_W = (torch.arange(size_px, device=index_B.device) + 0.5) / size_px - 0.5
@@ -308,7 +317,10 @@ def _backdrop(batch: SceneBatch, size_px: int, seed: int, index_B: Tensor, look:
 
 
 def _value_noise(seed: int, stream: str, index_B: Tensor, cells: int, size_px: int) -> Tensor:
-    """Draw bell-shaped noise in about [-1, 1] on a lattice of `cells` per side, interpolated: float32 [B, H, W]."""
+    """Draw bell-shaped noise in about [-1, 1] as float32 [B, H, W].
+
+    It is interpolated from a lattice of `cells` per side.
+    """
     side = cells + 1
     drawn = rng.bits(seed, stream, index_B, side * side)
     parts = [((drawn >> shift) & 0xFFFF).to(torch.float32) for shift in (0, 16, 32)]
@@ -321,7 +333,7 @@ def _value_noise(seed: int, stream: str, index_B: Tensor, cells: int, size_px: i
 
 
 def _develop(image_BCHW: Tensor, seed: int, index_B: Tensor, look: dict[str, Tensor]) -> Tensor:
-    """Add effects of lens and film to each image: uneven light, grain, a vignette, an exposure and a tint."""
+    """Add effects of lens and film to each image: uneven light, grain, vignette, exposure and tint."""
     size_px = image_BCHW.shape[-1]
     mottle_BHW = _value_noise(seed, "render/mottle", index_B, _MOTTLE_CELLS, size_px) * _pp(look["mottle"])
     grain_BHW = _value_noise(seed, "render/film", index_B, _GRAIN_CELLS, size_px) * _pp(look["grain"])

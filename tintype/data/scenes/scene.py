@@ -1,8 +1,8 @@
-"""Scenes: their vocabulary, their form in words and as tensors, and how they are drawn.
+"""Scenes: their vocabulary, their form as words and as tensors, and how they are drawn at random.
 
 A `Scene` holds words; captions, files and scores use it. A `SceneBatch` holds the same attributes as indices into the
-vocabularies, one row per scene and one column per position. The renderer and the encoder use it, since thousands of
-scenes are drawn at once. Both are pure functions of (seed, index).
+vocabularies, with one row per scene and one column per position. The renderer and the encoder use `SceneBatch`, since
+they process thousands of scenes at once. Both forms are pure functions of (seed, index).
 
 B: scenes. P: positions. N: (colour, shape) pairs.
 """
@@ -35,11 +35,14 @@ OBJECT_VOCABULARY = {"shape": SHAPES, "colour": COLOURS, "size": SIZES, "texture
 SCENE_VOCABULARY = {"sky": BACKGROUNDS, "ground": BACKGROUNDS, "light": LIGHTS, "style": STYLES}
 VOCABULARY: dict[str, tuple[str, ...]] = {**OBJECT_VOCABULARY, **SCENE_VOCABULARY}
 DRAWN = {**OBJECT_VOCABULARY, "position": POSITIONS, "background": BACKGROUNDS, "light": LIGHTS}
-"""Words that scenes are drawn from; sky and ground are two different backgrounds."""
+"""Words from which scenes are drawn. Sky and ground are always two different backgrounds."""
 
 
 def is_held_out(colour: str, shape: str) -> bool:
-    """Return whether a pair is held out of the train split. One in five pairs is, spread over colours and shapes."""
+    """Return whether a pair is held out of the train split.
+
+    One in five pairs is held out, spread over colours and shapes.
+    """
     return (COLOURS.index(colour) + 2 * SHAPES.index(shape)) % 5 == 0
 
 
@@ -70,7 +73,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class SceneBatch:
-    """Scenes as indices into the vocabularies. If `present_BP` is false, the object's attributes are undefined."""
+    """Scenes as indices into the vocabularies. Where `present_BP` is False, the object's attributes are undefined."""
 
     present_BP: Tensor
     shape_BP: Tensor
@@ -112,7 +115,7 @@ class SceneBatch:
 
     @staticmethod
     def from_scenes(scenes: Sequence[Scene]) -> SceneBatch:
-        """Return scenes as a batch on the CPU: the inverse of `to_scenes`."""
+        """Return scenes as a batch on the CPU. This is the inverse of `to_scenes`."""
         of_objects = {
             f"{name}_BP": torch.tensor([_object_row(scene, name, words) for scene in scenes], dtype=torch.int64)
             for name, words in OBJECT_VOCABULARY.items()
@@ -126,7 +129,7 @@ class SceneBatch:
 
 
 def _object_row(scene: Scene, attribute: str, words: Sequence[str]) -> list[int]:
-    """Return one attribute at every position as an index, or -1 at an empty position."""
+    """Return an attribute's index at every position; -1 where a position is empty."""
     at = {thing.position: words.index(getattr(thing, attribute)) for thing in scene.objects}
     return [at.get(position, -1) for position in POSITIONS]
 
@@ -140,7 +143,7 @@ def draw_batch(
     max_objects: int = MAX_OBJECTS,
     words: Mapping[str, Sequence[str]] = DRAWN,
 ) -> SceneBatch:
-    """Draw the scenes of these indices, on the indices' device.
+    """Draw the scenes with these indices, on the indices' device.
 
     With the style `both`, scenes alternate between styles; with None, each scene draws its style. `words` replaces
     words of `DRAWN`.
@@ -173,12 +176,12 @@ def draw_batch(
 
 
 def _indices(vocabulary: Sequence[str], words: Sequence[str], like: Tensor) -> Tensor:
-    """Return the indices of words in their vocabulary."""
+    """Return the indices of words in the words' vocabulary."""
     return torch.tensor([vocabulary.index(word) for word in words], device=like.device)
 
 
 def _draw_places(seed: int, index_B: Tensor, count_B: Tensor, allowed: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """Return which positions have an object, and the number of the object at each."""
+    """Return which positions have an object, and the number of the object at each position."""
     centre, *corners = (position in allowed for position in POSITIONS)
     key_BP = rng.bits(seed, "scenes/places", index_B, len(corners))
     key_BP = key_BP.masked_fill(~torch.tensor(corners, device=index_B.device), torch.iinfo(key_BP.dtype).max)
@@ -197,7 +200,10 @@ def _draw_words(seed: int, attribute: str, index_B: Tensor, words: Mapping[str, 
 
 
 def _draw_pairs(seed: int, index_B: Tensor, split: Split, words: Mapping[str, Sequence[str]]) -> Tensor:
-    """Draw distinct (colour, shape) pairs for the objects of each scene, as colour * len(SHAPES) + shape."""
+    """Draw distinct (colour, shape) pairs for the objects of each scene.
+
+    A pair is encoded as colour * len(SHAPES) + shape.
+    """
     held_out_N = torch.tensor([is_held_out(c, s) for c in COLOURS for s in SHAPES], device=index_B.device)
     other = [c not in words["colour"] or s not in words["shape"] for c in COLOURS for s in SHAPES]
     key_BN = rng.uniform(seed, "scenes/pairs", index_B, (len(held_out_N),))

@@ -1,8 +1,8 @@
-"""Signed distances of the six shapes, in units of the object's radius: negative inside, growing outwards.
+"""Signed distances of the six shapes, in units of the object's radius. They are negative inside and grow outwards.
 
-The formulas use only additions, products, quotients, square roots and comparisons, since these round alike in every
-code path of every device. So a scene has the same bytes alone and in a batch. The formulas follow Quilez, "2D distance
-functions" (iquilezles.org).
+The formulas only use additions, products, quotients, square roots and comparisons. These operations round in the same
+way in every code path of every device. So a scene has the same bytes alone and in a batch. The formulas follow Quilez,
+"2D distance functions" (iquilezles.org).
 
 N: objects. P, Q: rows and columns of the patch.
 """
@@ -29,7 +29,7 @@ def _length(x_NPQ: Tensor, y_NPQ: Tensor) -> Tensor:
 
 
 def _box(x_NPQ: Tensor, y_NPQ: Tensor, half_x: float, half_y: float, rounding: float) -> Tensor:
-    """A rounded box. Coordinates are absolute values, so only the corner at (+, +) is computed."""
+    """A rounded box. The coordinates are absolute values, so only the corner at (+, +) is computed."""
     over_x_NPQ, over_y_NPQ = x_NPQ - (half_x - rounding), y_NPQ - (half_y - rounding)
     outside_NPQ = _length(over_x_NPQ.clamp(min=0), over_y_NPQ.clamp(min=0))
     return outside_NPQ + over_x_NPQ.maximum(over_y_NPQ).clamp(max=0) - rounding
@@ -58,7 +58,7 @@ def pyramid(x_NPQ: Tensor, y_NPQ: Tensor) -> Tensor:
 
 
 def star(x_NPQ: Tensor, y_NPQ: Tensor) -> Tensor:
-    """A star of five points, one of them up."""
+    """A star with five points, one of which points up."""
     cos36, sin36 = math.cos(math.pi / 5), math.sin(math.pi / 5)
     x_NPQ, y_NPQ = x_NPQ.abs(), -y_NPQ
     for side in (1.0, -1.0):
@@ -78,7 +78,7 @@ def ring(x_NPQ: Tensor, y_NPQ: Tensor) -> Tensor:
 
 
 def cross(x_NPQ: Tensor, y_NPQ: Tensor) -> Tensor:
-    """Two bars, one upright and one level."""
+    """A cross of an upright and a horizontal bar."""
     x_NPQ, y_NPQ = x_NPQ.abs(), y_NPQ.abs()
     long_NPQ, short_NPQ = x_NPQ.maximum(y_NPQ), x_NPQ.minimum(y_NPQ)
     return _box(long_NPQ, short_NPQ, _CROSS_LONG, _CROSS_SHORT, _CROSS_ROUNDING)

@@ -25,18 +25,24 @@ from tintype.seams import Record
 from tintype.settings import DataPart, Settings
 
 Split = Literal["train", "eval", "unseen"]
-"""`unseen` scenes are drawn like training scenes, but are not among them. Each scene of `eval` has a held-out pair."""
+"""`unseen` scenes have the same distribution as training scenes, but no scene is in both.
+
+Each `eval` scene has a held-out pair.
+"""
 _MOST_CACHED_BYTES = 1 << 30
 _FIRST_INDEX: dict[Split, int] = {"train": 0, "eval": 1 << 40, "unseen": 1 << 41}
-"""The first index of each split. The ranges are disjoint, so no two splits share jitter, texture or noise."""
+"""The first index of each split.
+
+The ranges of indices are disjoint, so no two splits share jitter, texture or noise.
+"""
 
 
 _Words = Annotated[tuple[str, ...], Field(strict=False)]
-"""Words as a tuple or a list: a mixture reads the settings of its sources as plain data."""
+"""Words as a tuple or a list. A mixture reads the settings of its sources as plain data, in which they are lists."""
 
 
 class ObjectWords(Settings):
-    """The words from which objects are drawn. With fewer words, a smaller model learns the task sooner."""
+    """The words from which objects are drawn. With fewer words, a smaller model can learn the task."""
 
     shape: _Words = Field(DRAWN["shape"], description="Shapes of the objects")
     colour: _Words = Field(DRAWN["colour"], description="Colours of the objects")
@@ -49,7 +55,7 @@ class ObjectWords(Settings):
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
-        """Colour and shape of each object that can be drawn."""
+        """Colour and shape of every object that can be drawn."""
         return [(colour, shape) for colour in self.colour for shape in self.shape]
 
     @property
@@ -77,7 +83,7 @@ def _unknown_words(name: str, given: Sequence[str]) -> Iterator[str]:
 
 
 class ScenesSettings(DataPart):
-    """The embedded scenes. `count` scenes make one epoch; no training scene has a held-out colour-shape pair."""
+    """The embedded scenes. One epoch has `count` scenes. No training scene has a held-out pair of colour and shape."""
 
     count_key: ClassVar[str] = "count"
     said_by_identity: ClassVar[frozenset[str]] = frozenset({"evaluate_style"})
@@ -168,14 +174,14 @@ class ScenesSettings(DataPart):
 
 
 class SceneSource:
-    """Renders each image at its first use, and caches it if the whole set fits into a gigabyte.
+    """Renders each image at its first use. Images are cached if the whole set fits into a gigabyte.
 
-    The processes of a machine share a larger cached set, and render each of its images once. An image's bytes are the
-    same in every batch and process.
+    The processes of a machine share a larger cache, and render each of its images once. An image's bytes are the same
+    in every batch and process.
     """
 
     identity = None
-    """None, since the settings define the scenes. A change of the renderer changes the images, not the identity."""
+    """None, since the settings define the scenes. A change of the renderer changes the images but not the identity."""
     columns = frozenset({"long", "short"})
 
     def __init__(self, settings: ScenesSettings, split: Split, device: torch.device) -> None:
@@ -202,7 +208,7 @@ class SceneSource:
         return self.resident.images(ids, self._make) if self.resident else self._render(ids)
 
     def prepare(self, ids: Sequence[int]) -> None:
-        """Render the images that are to be cached and are not cached yet."""
+        """Render the images that should be cached and are not in the cache yet."""
         if self.resident:
             self.resident.prepare(ids, self._make)
 
@@ -210,7 +216,9 @@ class SceneSource:
         """Do nothing: images are rendered at their first use."""
 
     def _open_shared(self) -> MemoryRows | None:
-        """Return the images that the machine's processes share; None if sharing fails, as for lack of memory."""
+        """Return the images that the machine's processes share; None if sharing fails, for example for lack of
+        memory.
+        """
         settings, device = self._settings, self._device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         made_of = {"data": settings.content(), "split": self._split, "device": name, "torch": torch.__version__}

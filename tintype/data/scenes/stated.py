@@ -1,4 +1,4 @@
-"""Find the words of a caption that state an attribute of its scene."""
+"""Find the words of a caption that name an attribute of its scene."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from tintype.data.scenes.captions import (
 from tintype.data.scenes.scene import OBJECT_VOCABULARY, Scene, SceneObject
 
 OBJECT = "object"
-"""Stands for colour and shape together: the name of an object."""
+"""Attribute name for colour and shape together, which are an object's name."""
 COUNT = "count"
 
 
 @dataclass(frozen=True)
 class Stated:
-    """A span of a caption that states one attribute."""
+    """A span of a caption that names one attribute."""
 
     start: int
     end: int
     attribute: str
-    """A key of the vocabularies, `OBJECT` or `COUNT`."""
+    """The attribute: a key of the vocabularies, `OBJECT` or `COUNT`."""
     position: str = ""
-    """Position of the object; empty for an attribute of the scene."""
+    """Position of the object; empty for an attribute of the whole scene."""
 
 
 def stated_words(scene: Scene, caption: str, kind: CaptionKind) -> list[Stated]:
-    """Return the spans of a scene's caption that state an attribute, in their order in the text."""
+    """Return the spans of a scene's caption that name an attribute, in the order of the text."""
     found = _in_short(scene, caption) if kind == "short" else _in_long(scene, caption)
     return sorted(found, key=lambda one: (one.start, one.end))
 
@@ -51,7 +51,7 @@ def _in_long(scene: Scene, caption: str) -> Iterator[Stated]:
 
 
 def _of_object(thing: SceneObject, caption: str) -> Iterator[Stated]:
-    """Yield the words of an object's description, and its name. No two objects of a scene have the same name."""
+    """Yield the words of an object's description, and its name. Each object of a scene has a different name."""
     words = description(thing)
     start = caption.find(words)
     if start < 0:
