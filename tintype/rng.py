@@ -1,8 +1,9 @@
 """Stateless randomness: every draw is a pure function of (seed, stream, position).
 
-There is no state to save or to lose at a resume. Neither batch size nor the number of workers and ranks can change a
-draw. Each position has a key; the i-th number of a position is a hash of (key, i) with the finaliser of SplitMix64
-(Steele et al. 2014). The integers are the same on every device; the floats made from them agree to rounding.
+So a resumed run needs no saved random state, and draws do not depend on the batch size or the number of workers and
+ranks. Each position has a key. The i-th number of a position is a hash of (key, i) with the finaliser of SplitMix64
+(Steele et al. 2014). The integers are the same on every device. Floats are computed from them, and differ between
+devices only by rounding.
 
 B: positions (samples).
 """
@@ -19,7 +20,7 @@ from torch import Tensor
 
 
 def _signed(value: int) -> int:
-    """Return the same 64 bits as a signed integer, as in torch's int64."""
+    """Return the same 64 bits as a signed integer, like torch's int64."""
     value &= (1 << 64) - 1
     return value - (1 << 64) if value >= 1 << 63 else value
 
@@ -34,7 +35,7 @@ def _shift_right(x: Tensor, bits: int) -> Tensor:
 
 
 def mix(x: Tensor) -> Tensor:
-    """Apply a bijection of 64-bit integers in which each output bit depends on each input bit."""
+    """Apply a bijection of 64-bit integers. Each output bit depends on each input bit."""
     x = (x ^ _shift_right(x, 30)) * _MULTIPLY_1
     x = (x ^ _shift_right(x, 27)) * _MULTIPLY_2
     return x ^ _shift_right(x, 31)
@@ -62,13 +63,16 @@ def uniform(seed: int, stream: str, positions: Tensor, shape: tuple[int, ...] = 
 
 
 def integers(seed: int, stream: str, positions: Tensor, high: int, shape: tuple[int, ...] = ()) -> Tensor:
-    """Return integers in [0, high): int64 [B, *shape]. The bias of the remainder is below high / 2^63."""
+    """Return integers in [0, high): int64 [B, *shape]. The bias due to the modulo operation is below high / 2^63."""
     drawn = _shift_right(bits(seed, stream, positions, math.prod(shape)), 1) % high
     return drawn.view(len(positions), *shape)
 
 
 def normal(seed: int, stream: str, positions: Tensor, shape: tuple[int, ...] = ()) -> Tensor:
-    """Return standard normal floats by the Box-Muller transform, two from each 64-bit integer: float32 [B, *shape]."""
+    """Return standard normal floats: float32 [B, *shape].
+
+    The Box-Muller transform makes two floats from each 64-bit integer.
+    """
     count = math.prod(shape)
     drawn = bits(seed, stream, positions, (count + 1) // 2)
     radius_u = (_shift_right(drawn, 32).to(torch.float32) + 0.5) * 2.0**-32
@@ -81,7 +85,10 @@ def normal(seed: int, stream: str, positions: Tensor, shape: tuple[int, ...] = (
 
 @contextmanager
 def seeded(seed: int, name: str) -> Iterator[None]:
-    """Initialise one part from its own stream, so that an additional part in an arm does not change other parts."""
+    """Initialise one part from its own random stream.
+
+    So an additional part in an arm does not change the other parts.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_key(seed, f"init/{name}"))
         yield

@@ -129,7 +129,7 @@ class Group:
 
 @dataclass
 class Input:
-    """An argument as the module gets it: after the casts of FSDP, and before the casts of autocast inside the module."""
+    """An argument as the module gets it: after the casts of FSDP, before the casts of autocast inside the module."""
 
     module: str
     argument: str

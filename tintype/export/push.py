@@ -26,7 +26,6 @@ from tintype.wording import again, option
 
 _LOG_IN = f"log in with `hf auth login` (or set HF_TOKEN) with a token that may write, then {again()} again"
 _AGAIN = f"{again()} again: what is on the hub already is not sent twice"
-"""Samples and their prompts, which may be captions of private data; the card has the scores."""
 _PICKLES = frozenset({".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth", ".joblib", ".npy", ".npz"})
 """File suffixes of pickles. Files of numpy arrays may contain pickles."""
 _HTTP_ERROR: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]

@@ -35,16 +35,16 @@ class Branches(Protocol):
         """Return the velocities with and without the caption, computed in one batch."""
 
     def captioned_sparse(self, share: float) -> VelocityFn:
-        """Return the velocity with the caption while this share of the tokens skips blocks.
+        """Return the velocity with the caption, while this share of the tokens skips blocks.
 
-        The same tokens skip at every t.
+        The same tokens skip blocks at every t.
         """
 
     def null_shallow(self, x_t_BCHW: Tensor, t: float) -> Tensor:
-        """Return the velocity without the caption, while all tokens skip the routed blocks."""
+        """Return the velocity without the caption, while all tokens skip the blocks of the route."""
 
     def earlier(self, guide: Guide) -> VelocityFn:
-        """Return the captioned velocity of earlier weights of the run."""
+        """Return the velocity with the caption, from earlier weights of the run."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class Guide:
     """Identifies earlier weights of a run."""
 
     step: int | float
-    """Step of the weights, or a share of the training."""
+    """Step of the weights, or a fraction of the training."""
     length: float | None
-    """Length of the weight average; None for the length that sampling loads."""
+    """Length of the weight average; None for the default length of sampling."""
 
 
 class GuidancePart(Part):
@@ -71,7 +71,7 @@ class GuidancePart(Part):
 
     @property
     def words(self) -> str:
-        """Describe the guidance, for the definition of a metric."""
+        """Describe the guidance in words, for a metric's definition."""
         interval = "" if (self.from_t, self.to_t) == (0, 1) else f" for t in {self.from_t:g}-{self.to_t:g}"
         return f"{self.kind} guidance {self.scale:g}{interval}" + (", unbiased velocity" if self.unbias else "")
 
@@ -87,8 +87,8 @@ class GuidancePart(Part):
     def build(self, branches: Branches, bias: VelocityBias | None = None) -> VelocityFn:
         """Return the guided velocity.
 
-        The bias is undone once, on the guided velocity. This is exact, because the correction is affine and the weights
-        of the two branches sum to one.
+        The bias is removed once, from the guided velocity. This is exact, since the correction is affine and the
+        weights of the two velocities sum to one.
         """
         pair = self.pair(branches)
 
@@ -115,8 +115,8 @@ class ClassifierFreeSettings(GuidancePart):
 class SelfSettings(GuidancePart):
     """TREAD's guidance: the weak velocity has the caption, while some tokens skip the middle blocks.
 
-    TREAD's guidance needs no null caption. The skipped blocks are the run's own route, or PRX's range of blocks for a
-    run without a route.
+    TREAD's guidance needs no null caption. The skipped blocks are the blocks of the run's route. For a run without a
+    route, they are PRX's range of blocks.
     """
 
     kind: Literal["self"] = "self"
@@ -132,7 +132,10 @@ class SelfSettings(GuidancePart):
 
 
 class PathDropSettings(GuidancePart):
-    """SPRINT's guidance: the weak velocity has no caption and skips the middle blocks, at about half the compute."""
+    """SPRINT's guidance: the weak velocity has no caption and skips the middle blocks.
+
+    It needs about half of the compute.
+    """
 
     kind: Literal["path-drop"] = "path-drop"
 
@@ -141,11 +144,9 @@ class PathDropSettings(GuidancePart):
 
 
 class AutoguidanceSettings(GuidancePart):
-    """Autoguidance: the weak velocity comes from earlier weights of the same run, with the caption (Karras et al.
+    """Autoguidance: the weak velocity comes from earlier weights of the same run, with the caption (arXiv 2406.02507).
 
-    2024).
-
-    arXiv 2406.02507. Differs: the authors' guide is also a smaller network, trained separately.
+    Differs from Karras et al. 2024: their guide is also a smaller network, trained separately.
     """
 
     kind: Literal["autoguidance"] = "autoguidance"
@@ -183,12 +184,15 @@ GUIDANCES: OpenKinds[GuidancePart] = OpenKinds(
     "guidances", ClassifierFreeSettings, SelfSettings, PathDropSettings, AutoguidanceSettings
 )
 Guidance = Annotated[GuidancePart, OneOf(GUIDANCES, "classifier-free"), BeforeValidator(kind_alone)]
-"""Any guidance, as a user writes it: `{scale: 3.5}`, `{kind: self, scale: 2}`, or only a kind."""
+"""Any guidance in a user's notation: `{scale: 3.5}`, `{kind: self, scale: 2}`, or only a kind."""
 
 
 @dataclass(frozen=True)
 class VelocityBias:
-    """Bias that training leaves in the velocity v. The correction is (v - strength mean) / (1 - strength)."""
+    """The bias that training leaves in the velocity v.
+
+    The unbiased velocity is (v - strength mean) / (1 - strength).
+    """
 
     strength: float
     mean_CHW: Tensor

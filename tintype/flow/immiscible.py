@@ -1,14 +1,14 @@
 """immiscible: pair each image with a nearby noise, so that the paths of different images mix less.
 
 Immiscible Diffusion (arXiv 2406.12303) assigns the noises of a batch to its images so that the sum of distances is
-minimal. This is the variant by which its authors replaced that (arXiv 2505.18521): each image takes the nearest of k
-noises drawn for it. The choice depends on no other image. So batch size, accumulation and ranks change no draw, nothing
-is paired across ranks, and the device does not wait for the host. The first of the k noises is the noise that the plan
-would have drawn without immiscible.
+minimal. This module implements a later variant by the same authors (arXiv 2505.18521). Each image takes the nearest of
+k noises drawn for this image. The choice does not depend on other images. So batch size, accumulation and ranks change
+no draw, ranks need not communicate, and the device does not wait for the host. The first of the k noises is the noise
+that the plan would have drawn without immiscible.
 
-Differs: distances are in fp32 (the authors: fp16). The noises are drawn one after the other, which holds two of them in
-memory and not k. The noise in training is no longer exactly normal given the image; sampling starts from plain noise,
-as in the paper.
+Two details differ from the authors' code. Distances are in fp32 (authors: fp16). The noises are drawn one after the
+other, so memory holds two of them instead of k. Given the image, the noise in training is not exactly normal. Sampling
+starts from normal noise, as in the paper.
 
 B: samples, C: channels, H, W: latent rows and columns.
 """
@@ -27,7 +27,7 @@ from tintype.flow.path import scaled
 from tintype.seams import Draws, Objective, Sample
 
 NOISE = "noise"
-"""The random stream of the path's noise."""
+"""Name of the random stream for the path's noise."""
 
 
 class ImmiscibleSettings(NoisePart):
@@ -45,9 +45,9 @@ class ImmiscibleSettings(NoisePart):
 
 @dataclass(frozen=True)
 class Immiscible:
-    """An objective that draws its samples with the nearest of several noises.
+    """An objective that uses, for each sample, the nearest of several noises.
 
-    In all else it equals the wrapped objective.
+    In all other respects, it equals the wrapped objective.
     """
 
     objective: Objective
@@ -76,7 +76,7 @@ class Immiscible:
 
 @dataclass(frozen=True)
 class ChosenNoise(Draws):
-    """The draws of a batch with a fixed noise."""
+    """A batch's random draws, in which the path's noise is fixed."""
 
     noise_BCHW: Tensor
 
@@ -85,7 +85,10 @@ class ChosenNoise(Draws):
 
 
 def nearest_noise(x_BCHW: Tensor, draws: Draws, candidates: int, noise_scale: float = 1.0) -> Tensor:
-    """Return for each sample the nearest of its candidate noises, before scaling by the path; on a tie, the first."""
+    """Return, for each sample, the nearest of its candidate noises; on a tie, the first.
+
+    The distance is measured before the path scales the noise.
+    """
     nearest_BCHW = draws.normal(NOISE, tuple(x_BCHW.shape[1:]))
     least_B = _distance2(x_BCHW, scaled(nearest_BCHW, noise_scale))
     for index in range(1, candidates):

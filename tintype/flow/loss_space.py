@@ -1,12 +1,12 @@
 """loss-space: the loss is the squared error of x or of the noise, whatever the network predicts (arXiv 2511.13720).
 
-See table 1 of the paper. All errors are equal up to a factor of t: the error of x is t times the error of the velocity,
-and the error of the noise is 1 - t times. So a space of the loss is a weight on the velocity's error. The objective
-knows the factor.
+See table 1 of the paper. All errors are equal up to a factor that depends on t. The error of x is t times the error of
+the velocity. The error of the noise is 1 - t times the error of the velocity. So a space of the loss is a weight on the
+velocity's error. The objective knows this factor.
 
-If an objective clamps its division, only the error of its own prediction is exact. The other error is computed from x =
-x_t - t v, or from noise = x_t + (1 - t) v, with the clamped velocity v. For x-prediction, the error of the noise is ((1
-- t) / max(t, clamp))² times the error of x. Without the clamp it would grow without bound as t goes to 0.
+If an objective clamps its division, only the error of its own prediction is exact. The other error is computed with
+the clamped velocity v, from x = x_t - t v or from noise = x_t + (1 - t) v. For x-prediction, the error of the noise is
+the error of x times ((1 - t) / max(t, clamp))². Without the clamp, it would grow without bound for t → 0.
 
 B: samples of a micro-batch.
 """

@@ -1,12 +1,12 @@
 """min-snr: the error of x has the weight min(SNR, γ), whatever the network predicts (Min-SNR, arXiv 2303.09556).
 
 SNR = (1 - t)² / (t noise_scale)² on this path. The objective already weights the error of x (`x_weight`), so its loss
-is multiplied by min(SNR, γ) / x_weight. That is min((1 - t)², γ t²) for a velocity and noise of standard deviation 1,
-and min(SNR, γ) max(t, clamp)² for x-prediction. The formula for variance-preserving paths, min(SNR, γ) / (SNR + 1),
-would be off by t² + (1 - t)² here.
+is multiplied by min(SNR, γ) / x_weight. For velocity prediction and noise of standard deviation 1, this factor is
+min((1 - t)², γ t²). For x-prediction, it is min(SNR, γ) max(t, clamp)². The formula for variance-preserving paths,
+min(SNR, γ) / (SNR + 1), would be off by t² + (1 - t)² here.
 
 Differs: the weight is divided by its mean under the plan's density of t, unless `normalised` is off. The plain weight
-averages 0.16 over uniform t. To gradient clipping and Adam's epsilon, that would look like a smaller loss.
+has a mean of 0.16 over uniform t. It would thus change the effect of gradient clipping and of Adam's epsilon.
 
 B: samples of a micro-batch.
 """

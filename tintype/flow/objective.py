@@ -55,5 +55,5 @@ class VelocityObjective:
 
 
 def mean_square(a_BCHW: Tensor, b_BCHW: Tensor) -> Tensor:
-    """Return the mean squared difference of each sample, in the wider of the two dtypes (the target is fp32)."""
+    """Return the mean squared difference of each sample, in the dtype of the target (fp32)."""
     return (a_BCHW.to(b_BCHW.dtype) - b_BCHW).square().flatten(1).mean(1)

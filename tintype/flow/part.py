@@ -28,7 +28,10 @@ class PlanView(settings.PlanView, Protocol):
 
 
 class TimePart(Part):
-    """The density from which training draws t. All kinds have these keys, so a change of the kind changes one key."""
+    """The density from which training draws t.
+
+    All kinds share these keys, so a change of the kind changes only one key.
+    """
 
     uniform_share: float = Field(0.1, ge=0, le=1, description="mixture: the share drawn uniformly and not shifted")
     mean: float = Field(0.0, description="Mean of the normal under the logistic function")
@@ -45,13 +48,13 @@ class TimePart(Part):
 
     @property
     def common(self) -> Plain:
-        """Return the settings that a plan keeps when its density changes to another kind."""
+        """Return the settings that a plan keeps if its density changes to another kind."""
         return {key: getattr(self, key) for key in TimePart.model_fields if key != "kind"}
 
     def density(self, patch: int, tokens: int, token_numbers: int | None = None) -> TimeDensity:
-        """Return the density for latents of any size, given the side of a patch, which becomes one token.
+        """Return the density for latents of any size. `patch` is the side of a patch, which becomes one token.
 
-        `tokens` is the number of tokens at the data's own size, each of `token_numbers` numbers.
+        `tokens` is the number of tokens at the data's own size. Each token has `token_numbers` numbers.
         """
         return self if self.shift_by == "none" else _ByResolution(self, patch, tokens, token_numbers)
 
@@ -59,14 +62,15 @@ class TimePart(Part):
         return self
 
     def at_tokens(self, tokens: int, token_numbers: int | None = None) -> TimePart:
-        """Return the density for images of this many tokens."""
+        """Return the density for images with this number of tokens."""
         shift = self.shift * shift_factor(self.shift_by, tokens, token_numbers)
         return self.model_copy(update={"shift": shift, "shift_by": "none"})
 
     def quantile(self, value: Tensor, choice: Tensor) -> Tensor:
-        """Return t from two float64 uniforms: the first gives its quantile, the second the component of a mixture.
+        """Return t from two uniform float64 numbers.
 
-        A mixture has two components; `choice` < `uniform_share` selects the first. `mean_of` integrates over both.
+        `value` is the quantile of t; `choice` selects a component of the mixture. A mixture has two components. If
+        `choice` is below `uniform_share`, the first component is selected. `mean_of` integrates over both components.
         """
         raise NotImplementedError
 
@@ -75,7 +79,10 @@ class TimePart(Part):
         return self.quantile(value, choice).float().clamp(self.lowest, 1 - 2**-24)
 
     def mean_of(self, function: Callable[[Tensor], Tensor]) -> float:
-        """Integrate by the midpoint rule, in float64, over the uniforms of `quantile`."""
+        """Return the mean of a function of t.
+
+        It is integrated over the inputs of `quantile` by the midpoint rule, in float64.
+        """
         value = (torch.arange(_NODES, dtype=torch.float64) + 0.5) / _NODES
         choices = (torch.full_like(value, choice) for choice in (0.0, 1.0))
         uniform, other = (function(self.quantile(value, choice)).mean() for choice in choices)
@@ -92,9 +99,9 @@ class _ByResolution:
     time: TimePart
     patch: int
     tokens: int
-    """Tokens at the data's own size, to which `draw` and `mean_of` refer."""
+    """Number of tokens at the data's own size. `draw` and `mean_of` use this number."""
     token_numbers: int | None = None
-    """Numbers per token."""
+    """Number of values per token."""
 
     def at(self, height: int, width: int) -> TimePart:
         return self._at_tokens((height // self.patch) * (width // self.patch))
@@ -119,7 +126,7 @@ class ObjectivePart(Part):
 
     @property
     def common(self) -> Plain:
-        """Return the settings that a plan keeps when its objective changes to another kind."""
+        """Return the settings that a plan keeps if its objective changes to another kind."""
         return {"noise_scale": self.noise_scale}
 
     def obstacles(self, form: ExportForm) -> Iterator[Obstacle]:
@@ -141,10 +148,10 @@ class ObjectivePart(Part):
 
 
 class NoisePart(Part):
-    """A rule that chooses the noise of a training sample."""
+    """A rule that selects the noise of a training sample."""
 
     def pair(self, objective: Objective) -> Objective:
-        """Return the objective with this choice of noise."""
+        """Return the objective with noise that this rule selects."""
         raise NotImplementedError
 
 
@@ -153,14 +160,14 @@ class RoutePart(Part):
     """Whether the route supports images of several shapes in one run."""
 
     def check(self, plan: PlanView) -> None:
-        """Raise ValueError if the plan cannot have this route."""
+        """Raise ValueError if the plan cannot use this route."""
 
     def sparse_blocks(self, step: int) -> range:
-        """Return the blocks, counted from 0, that see only some of the tokens at this step."""
+        """Return the blocks that process only some of the tokens at this step. Blocks are counted from 0."""
         raise NotImplementedError
 
     def kept(self, tokens: int) -> int:
-        """Return how many of an image's tokens the sparse blocks see, for `tintype cost`."""
+        """Return how many of an image's tokens the sparse blocks process. `tintype cost` uses this number."""
         raise NotImplementedError
 
     def build(self, model: ModelSettings) -> Router:
@@ -176,7 +183,7 @@ class MainLossPart(Part):
 
 class WeightingPart(Part):
     def check(self, plan: PlanView) -> None:
-        """Raise ValueError if the plan cannot have this weighting."""
+        """Raise ValueError if the plan cannot use this weighting."""
 
     def build(self, time: TimeDensity, objective: Objective) -> Weighting:
         raise NotImplementedError

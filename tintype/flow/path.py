@@ -2,7 +2,7 @@
 
 The whole project uses the convention of diffusers and PRX: `x` is data, t = 1 is pure noise, x_t = (1 - t) x + t noise,
 and the velocity is v = dx_t/dt = noise - x. `noise` has the standard deviation `noise_scale` (1 by default). x_t and v
-contain the scaled noise, and sampling starts from it.
+contain the scaled noise, and sampling starts from scaled noise.
 
 B: samples, C: channels, H, W: latent rows and columns.
 """
@@ -16,7 +16,7 @@ from tintype.seams import Draws, Sample, TimeDensity
 
 
 def over_image(t_B: Tensor, like_BCHW: Tensor) -> Tensor:
-    """Return each sample's t, shaped to broadcast over its image."""
+    """Return each sample's t in a shape that broadcasts over the sample's image."""
     return t_B.view(-1, *[1] * (like_BCHW.ndim - 1))
 
 
@@ -30,17 +30,17 @@ def velocity(x_BCHW: Tensor, noise_BCHW: Tensor) -> Tensor:
 
 
 def x_to_velocity(x_BCHW: Tensor, x_t_BCHW: Tensor, t_B: Tensor, clamp: float = 0.0) -> Tensor:
-    """Return v = (x_t - x) / max(t, clamp): exact for t ≥ clamp."""
+    """Return v = (x_t - x) / max(t, clamp), which is exact for t ≥ clamp."""
     return (x_t_BCHW - x_BCHW) / over_image(t_B.clamp_min(clamp), x_t_BCHW)
 
 
 def noise_to_velocity(noise_BCHW: Tensor, x_t_BCHW: Tensor, t_B: Tensor, clamp: float = 0.0) -> Tensor:
-    """Return v = (noise - x_t) / max(1 - t, clamp): exact for t ≤ 1 - clamp."""
+    """Return v = (noise - x_t) / max(1 - t, clamp), which is exact for t ≤ 1 - clamp."""
     return (noise_BCHW - x_t_BCHW) / over_image((1 - t_B).clamp_min(clamp), x_t_BCHW)
 
 
 def shift_time(t: Tensor, shift: float) -> Tensor:
-    """Move t towards the noise for shift > 1; 0 and 1 stay fixed."""
+    """Shift t towards the noise (t = 1) if `shift` > 1. The values 0 and 1 do not change."""
     return shift * t / (1 + (shift - 1) * t)
 
 

@@ -1,6 +1,6 @@
-"""Base class of routes around a range of blocks: the range, its schedule, and the draw of the kept tokens.
+"""Base class of routes around a range of blocks.
 
-B: samples, L: tokens, K: kept tokens.
+It defines the range, its schedule, and the random choice of kept tokens. B: samples, L: tokens, K: kept tokens.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ def _is_block(value: int | float) -> int | float:
 
 
 Block = Annotated[int | float, AfterValidator(_is_block)]
-"""A block: an integer counts from 1, a float is a share of the depth. 1 is the first block, 1.0 the last."""
+"""A block. An integer counts blocks from 1. A float is a fraction of the depth, and 1.0 is the last block."""
 
 
 class RouteOptions(Settings):
-    """A route's options, as a user gives them."""
+    """A route's options in a user's notation."""
 
     share: float = Field(gt=0, lt=1, description="Share of the tokens that skip the range of blocks")
     first: Block | None = Field(None, description="First block that they skip, counted from 1, or a share of the depth")
@@ -54,9 +54,9 @@ class RouteOptions(Settings):
         return {**own, "first": first, "last": last, "schedule": schedule, "dense": self.dense == 1}
 
     def _first_dense_step(self, steps: int) -> int:
-        """Return the first step at which no token skips.
+        """Return the first step at which no token skips blocks.
 
-        At least one step is before it, and at least one is from it on.
+        At least one step comes before this step. The last step is never before it.
         """
         first = min(steps - 1, round(steps * (1 - self.dense)))
         if first < 1:
@@ -73,13 +73,16 @@ def _block(block: int | float, depth: int) -> int:
 
 
 def usual_range(depth: int) -> tuple[int, int]:
-    """Return the first and last block of PRX's range, 3 to 13 of 16, scaled to this depth and counted from 1."""
+    """Return the first and the last block of PRX's range, counted from 1.
+
+    The range is 3 to 13 of 16, scaled to this depth.
+    """
     first = min(depth, max(2, round(depth / 8) + 1))
     return first, max(first, round(depth * 13 / 16))
 
 
 class RangePart(RoutePart):
-    """A route around one range of blocks. The schedule can switch it off for the last steps."""
+    """A route around one range of blocks. A schedule can switch the route off for the last steps."""
 
     share: float = Field(gt=0, lt=1, description="Share of the tokens that skip the range of blocks")
     first: int = Field(ge=1, description="First block that tokens skip, counted from 1")
@@ -111,7 +114,7 @@ class RangePart(RoutePart):
             )
 
     def is_sparse(self, step: int) -> bool:
-        """Return whether tokens skip at this step."""
+        """Return whether tokens skip blocks at this step."""
         return not self.dense and self.schedule.factor(step) > 0
 
     def sparse_blocks(self, step: int) -> range:
@@ -139,6 +142,6 @@ class Unrouted:
 
 
 def random_kept(draws: Draws, tokens: int, count: int, stream: str = "route") -> Tensor:
-    """Draw `count` tokens of each sample, in order, with equal probability for all choices."""
+    """Draw `count` tokens of each sample, in order. All choices have the same probability."""
     order_BL = draws.uniform(stream, (tokens,)).argsort(dim=1, stable=True)
     return order_BL[:, tokens - count :].sort(dim=1).values

@@ -1,4 +1,4 @@
-"""Samplers: integrate the velocity from noise (t = 1) to data (t = 0). The state is fp32 or better."""
+"""Samplers integrate the velocity from noise (t = 1) to data (t = 0). The state is in fp32 or better."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def euler(
     draws: Draws | None = None,
     on_step: Callable[[], None] = lambda: None,
 ) -> Tensor:
-    """Integrate with the velocity at the beginning of each step."""
+    """Integrate with Euler's method: each step uses the velocity at its beginning."""
     x = noise
     for now, then in pairwise(times):
         x = x + (then - now) * velocity(x, now)
@@ -36,7 +36,7 @@ def heun(
     draws: Draws | None = None,
     on_step: Callable[[], None] = lambda: None,
 ) -> Tensor:
-    """Integrate with the mean of the velocities at both ends of each step."""
+    """Integrate with Heun's method: each step uses the mean of the velocities at its beginning and its end."""
     x = noise
     for now, then in pairwise(times):
         v = velocity(x, now)

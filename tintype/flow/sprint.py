@@ -1,13 +1,14 @@
-"""sprint: the middle blocks see a quarter of the tokens; a layer fuses them with the dense stream (arXiv 2510.21986).
+"""sprint: the middle blocks process a quarter of the tokens, and a layer fuses them with the dense tokens (arXiv
+2510.21986).
 
 The first blocks are dense. After the sparse blocks, a mask token replaces the missing tokens. One linear layer then
-joins the deep stream with the tokens from before the sparse blocks: W [deep, shallow] + b. The layer stays in sampling,
-where no token is missing. In training, a sample's whole deep stream is sometimes replaced by mask tokens, for path-drop
-guidance. `dense` is the second, dense stage; the paper also raises batch and learning rate there, which `sft` with
-`dense=1` can do.
+combines the deep tokens with the tokens from before the sparse blocks: W [deep, shallow] + b. Sampling also uses this
+layer, with no tokens missing. In training, all deep tokens of a sample are sometimes replaced by mask tokens, for
+path-drop guidance. `dense` is the length of the second, dense stage. In this stage, the paper also raises batch and
+learning rate, which `sft` with `dense=1` can do.
 
-Differs: the default range of blocks is PRX's, so that arms compare. The paper keeps two blocks at either end dense
-(first=3, last=26 of its 28). PRX's variant is sampling=random,mask=learned,path_drop=0.
+Differs: the default range of blocks is PRX's, so that arms can be compared. In the paper, the two first and the two
+last blocks are dense (first=3, last=26 of 28). PRX's variant is sampling=random,mask=learned,path_drop=0.
 
 B: samples, L: tokens, K: kept tokens, D: width, G: groups of tokens, S: tokens of a group.
 """
@@ -66,7 +67,7 @@ class SprintSettings(SprintOptions, RangePart):
 
 
 def group_side(share: float) -> int:
-    """Return the side of the smallest square in which this share is a whole number of tokens: 2 or 4."""
+    """Return the side (2 or 4) of the smallest square of tokens in which this share is a whole number of tokens."""
     for side in (2, 4):
         if (share * side**2).is_integer():
             return side
@@ -110,7 +111,9 @@ class Sprint(nn.Module):
     def fuse(
         self, whole_BLD: Tensor, deep_BKD: Tensor, kept_BK: Tensor | None, dropped_B: Tensor | None = None
     ) -> Tensor:
-        """Fuse the tokens from before the sparse blocks, `whole_BLD`, with the kept tokens after them, `deep_BKD`."""
+        """Combine the tokens from before the sparse blocks (`whole_BLD`) with the kept tokens after these blocks
+        (`deep_BKD`).
+        """
         mask_D = self.mask_D.to(deep_BKD.dtype)
         deep_BLD = deep_BKD
         if kept_BK is not None:
@@ -122,7 +125,7 @@ class Sprint(nn.Module):
 
 
 def grouped_kept(draws: Draws, grid: tuple[int, int], share: float) -> Tensor:
-    """Draw the same number of tokens from each square, for each sample, in order."""
+    """Draw the same number of tokens from each square of tokens, for each sample, in order."""
     side, (rows, columns) = group_side(share), grid
     index_HW = torch.arange(rows * columns, device=draws.position_B.device).view(rows, columns)
     index_GS = index_HW.view(rows // side, side, columns // side, side).transpose(1, 2).reshape(-1, side**2)

@@ -1,4 +1,7 @@
-"""The densities from which training draws t, each by its inverse distribution function, without rejection sampling."""
+"""The densities from which training draws t.
+
+Each is given by its inverse distribution function, without rejection sampling.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from tintype.flow.path import shift_time
 
 
 class UniformTime(TimePart):
-    """Uniform before the shift."""
+    """Uniform density of t, before the shift."""
 
     kind: Literal["uniform"] = "uniform"
 
@@ -22,7 +25,7 @@ class UniformTime(TimePart):
 
 
 class LogitNormalTime(TimePart):
-    """The logistic function of a normal variable, shifted, restricted to t ≥ lowest."""
+    """Logit-normal density of t: the logistic function of a normal variable, shifted and restricted to t ≥ lowest."""
 
     kind: Literal["logit-normal"] = "logit-normal"
 
@@ -31,7 +34,7 @@ class LogitNormalTime(TimePart):
 
 
 class MixtureTime(TimePart):
-    """PRX's mixture: a logit-normal density, and a uniform share that is not shifted."""
+    """PRX's mixture of a logit-normal density and a uniform density. The uniform density is not shifted."""
 
     kind: Literal["mixture"] = "mixture"
 

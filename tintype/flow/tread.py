@@ -1,7 +1,7 @@
-"""tread: a random subset of the image tokens skips a range of blocks and returns unchanged (arXiv 2501.04765).
+"""tread: random image tokens skip a range of blocks, and come out unchanged (arXiv 2501.04765).
 
-The skipping tokens are drawn for each sample and step. Sampling and validation are dense. The paper removes int(N r) of
-N tokens; the default range is PRX's, blocks 3 to 13 of 16.
+The tokens that skip are drawn for each sample and step. Sampling and validation use all tokens in all blocks. As in the
+paper, int(N r) of N tokens skip. The default range is PRX's, blocks 3 to 13 of 16.
 
 K: kept tokens.
 """

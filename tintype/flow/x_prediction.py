@@ -1,7 +1,8 @@
 """x-prediction: the network predicts the clean image, and the loss is taken on velocities (JiT, arXiv 2511.13720).
 
-Prediction and target are both converted to velocities with t clamped from below, as in JiT's code, whose time runs the
-other way. So the loss is the squared error of x weighted by 1 / max(t, clamp)². The sampler uses the same clamp.
+Prediction and target are both converted to velocities with t clamped from below, as in JiT's code. Time in JiT's code
+has the opposite direction. So the loss is the squared error of x weighted by 1 / max(t, clamp)². The sampler uses the
+same clamp.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tintype.settings import ExportForm, Obstacle
 from tintype.wording import setting
 
 PRX_CLAMP = 0.05
-"""The smallest t by which `PRXPixelPipeline` divides."""
+"""The smallest divisor t in `PRXPixelPipeline`."""
 
 
 class XPredictionSettings(ObjectivePart):

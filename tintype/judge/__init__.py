@@ -1,4 +1,5 @@
-"""Verdicts on the runs of any trainer: a table of arms, seeds and metrics in, the verdicts of a study out.
+"""Verdicts on runs of any trainer.
 
-It imports numpy and scipy, and never torch: a table of numbers needs no GPU.
+The input is a table of arms, seeds and metrics; the output is the verdicts of a study. This package imports numpy and
+scipy, but not torch, since a table of numbers needs no GPU.
 """

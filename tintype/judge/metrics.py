@@ -1,4 +1,4 @@
-"""Metrics of a table: the better direction of each, and the scale of comparison, guessed from known names."""
+"""Metrics of a table. The better direction and the scale of comparison are guessed from known names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 FORM = "NAME:lower or NAME:higher, and after that :share, :distance, :loss or :raw if you know it"
 
 _RATE = re.compile(r"(?:per|/)_?(?:s|sec|second|min|minute|h|hour|step)$|(?:^|_)(?:tps|it_?s|mfu|t?flops)(?:_|$)")
-"""Names of speeds, such as tok/sec and images_per_s, whose last word alone would mean a time."""
+"""Names of speeds, such as tok/sec and images_per_s. Their last word alone would be the name of a time."""
 _WORDS: tuple[tuple[Direction, Kind, str], ...] = (
     ("lower", "loss", "loss nll ppl perplexity bpb bpc bpt mse mae rmse ce entropy elbo"),
     ("lower", "distance", "fid kid fd fdd fvd fad mmd cmmd lpips dists distance divergence kl"),
@@ -36,7 +36,7 @@ _BOOKKEEPING = (
     "step steps global_step epoch iteration iterations lr learning_rate index timestamp date created params parameters "
     "num_params batch batch_size rank world_size"
 )
-"""Columns that count or configure, and are not metrics."""
+"""Columns that count steps or hold settings, and are not metrics."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class Metric:
     kind: Kind = "raw"
     primary: bool = False
     guessed: bool = False
-    """Whether its name gave the direction."""
+    """Whether the direction was guessed from the metric's name."""
     kind_given: bool = False
-    """Whether its kind was declared, and not derived from its name."""
+    """Whether the user declared the kind. Otherwise, the kind follows from the metric's name."""
 
     @property
     def label(self) -> str:
@@ -59,12 +59,12 @@ class Metric:
 
     @property
     def range(self) -> tuple[float | None, float | None]:
-        """Return the bounds of its values; None if there are none."""
+        """Return the bounds of the metric's values; None if there are none."""
         return {"share": (0.0, 1.0), "raw": (None, None)}.get(self.kind, (0.0, None))
 
 
 def guess(name: str) -> tuple[Direction, Kind] | None:
-    """Return the direction and the kind of a metric with a known name. Words for losses and errors come first."""
+    """Return the direction and the kind of a metric with a known name. Words for losses and errors take precedence."""
     words = "_".join(_split(name))
     if _RATE.search(words) or _RATE.search(name.lower()):
         return "higher", "raw"
@@ -73,12 +73,15 @@ def guess(name: str) -> tuple[Direction, Kind] | None:
 
 
 def is_bookkeeping(name: str) -> bool:
-    """Return whether a column counts or configures, such as the step or the learning rate."""
+    """Return whether a column is no metric, such as the step or the learning rate."""
     return "_".join(_split(name)) in _BOOKKEEPING.split()
 
 
 def _split(name: str) -> list[str]:
-    """Return the lower-case words of a name: `val/CLIPScore`, `throughput(tps)` and `valLoss` have two each."""
+    """Return the lower-case words of a name.
+
+    For example, `val/CLIPScore`, `throughput(tps)` and `valLoss` each have two.
+    """
     apart = re.sub(r"(?<=[a-z])(?=[A-Z][a-z]+\b)", "_", name)
     return [word for word in re.split(r"[^a-z0-9]+", apart.lower()) if word]
 
@@ -100,7 +103,10 @@ def parse_metric(text: str) -> tuple[str, Direction | None, Kind | None]:
 
 
 def metric_of(name: str, direction: Direction | None, kind: Kind | None, primary: bool) -> Metric | None:
-    """Return a metric as it was declared, completed from its name. None if the better direction is unknown."""
+    """Return a declared metric.
+
+    Its missing properties are guessed from its name. None if the better direction is unknown.
+    """
     known = guess(name)
     if direction is None and known is None:
         return None

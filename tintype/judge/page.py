@@ -1,4 +1,4 @@
-"""The report of a judged table: one page with its charts, and the verdicts as JSON and CSV beside it."""
+"""The report of a judged table: one HTML page with charts, and the verdicts as JSON and CSV files next to it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ from tintype.runtime.files import write_json, write_text
 from tintype.study.stats.estimate import CONFIDENCE
 
 PAGE, VERDICTS, TABLE = "report.html", "verdicts.json", "verdicts.csv"
-"""Files of a report. Not results.json, which is the name of a study's results and read by other commands."""
+"""Files of a report.
+
+The name results.json is avoided, since other commands read the results of a study from such a file.
+"""
 
 
 def document(found: Judgement) -> dict[str, Any]:
-    """Return a judgement as plain data, with None for a number that is not finite."""
+    """Return a judgement as plain data. Numbers that are not finite become None."""
     return {
         "source": found.source,
         "baseline": found.baseline,
@@ -67,7 +70,7 @@ class Column:
     rows: Sequence[Row]
 
     def difference(self, row: Row) -> str:
-        """Return a difference with its interval."""
+        """Return a difference and its interval as text."""
         sizes = [abs(one.difference) for one in self.rows if one.difference and math.isfinite(one.difference)]
         decimals = numerals.decimals_within(row.low, row.high, numerals.decimals_showing(min(sizes, default=1.0)))
         ends = numerals.interval(row.low, row.high, decimals)
@@ -75,7 +78,7 @@ class Column:
 
     @property
     def chart(self) -> str | None:
-        """Draw the differences; None if no arm has one."""
+        """Draw the differences as a chart; None if no arm has a difference."""
         effects = {row.arm: self._effect(row) for row in self.rows if math.isfinite(row.difference)}
         return forest(self.metric, effects) if effects else None
 

@@ -1,4 +1,4 @@
-"""Read a table of runs: CSV, TSV or JSON lines, with one row for each run, into values by arm, seed and metric.
+"""Read a table of runs (CSV, TSV or JSON lines) into values by arm, seed and metric. The table has one row per run.
 
 A value that is not finite means that the run diverged. An empty value means that the run has no result.
 """
@@ -23,17 +23,17 @@ from tintype.wording import option
 _MOST_BYTES = 1 << 26
 _JSON = (".json", ".jsonl", ".ndjson")
 _PERCENT = 50.0, 200.0
-"""Ratios of two groups of runs that suggest a share and a percentage."""
+"""If the ratio between two groups of runs is in this range, one group probably has shares and the other percentages."""
 _TIGHT = 20.0
-"""Largest ratio of two runs within such a group."""
+"""Largest ratio between two runs in one of these groups."""
 
 Values = Mapping[str, Mapping[str, Mapping[str, float | None]]]
-"""By arm, seed and metric: a number, NaN for a run that diverged, None if there is no value."""
+"""Values by arm, seed and metric. A value is NaN if the run diverged, and None if it is missing."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of a file as text, each with its line."""
+    """The rows of a file as text, each with its line number."""
 
     name: str
     columns: Sequence[str]
@@ -50,11 +50,11 @@ class Runs:
     values: Values
     metrics: Sequence[Metric]
     left_out: Sequence[str] = ()
-    """Columns that were not read."""
+    """Columns that are not used."""
 
 
 def read_table(path: Path) -> Table:
-    """Read a file by its name: tab-separated, JSON lines, or else CSV."""
+    """Read a file. The suffix determines the format: tab-separated, JSON lines, or otherwise CSV."""
     with as_user_error(OSError, str(path), "give a CSV, TSV or JSON lines file with a row for each run"):
         if path.stat().st_size > _MOST_BYTES:
             raise UserError(f"{path} has more than {_MOST_BYTES >> 20} MiB", "give a table with one row for each run")
@@ -97,7 +97,7 @@ def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, object]
 
 
 def _json_rows(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, object]]]:
-    """Yield the objects of JSON lines, or of one list."""
+    """Yield the objects of JSON lines, or of one JSON list."""
     if text.lstrip().startswith("["):
         with as_user_error((ValueError, RecursionError), str(path), "write one object for each run"):
             parsed = list(enumerate(json.loads(text), 1))
@@ -119,7 +119,10 @@ def _json_rows(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, object
 def runs_of(
     table: Table, metrics: Sequence[str], primary: Sequence[str], arm_column: str = "arm", seed_column: str = "seed"
 ) -> Runs:
-    """Return the runs of a table. `metrics` are as on the command line; all numeric columns if there are none."""
+    """Return the runs of a table.
+
+    `metrics` has the notation of the command line. If it is empty, all numeric columns are metrics.
+    """
     _check_columns(table, {"arm-column": arm_column, "seed-column": seed_column})
     own = (arm_column, seed_column)
     chosen, left_out = _choose(table, metrics, primary, own)
@@ -153,7 +156,7 @@ def _check_columns(table: Table, wanted: Mapping[str, str]) -> None:
 def _choose(
     table: Table, specs: Sequence[str], primary: Sequence[str], own: Sequence[str]
 ) -> tuple[list[Metric], list[str]]:
-    """Return the metrics, and the columns that are not read."""
+    """Return the metrics, and the columns that are not used."""
     columns = [name for name in table.columns if name not in own]
     parsed = {name: (direction, kind) for name, direction, kind in map(parse_metric, specs)}
     asked = dict.fromkeys([*parsed, *primary])
@@ -174,7 +177,7 @@ def _choose(
 
 
 def _is_numeric(table: Table, name: str) -> bool:
-    """Return whether a column has numbers. One number is enough, so that the other cells are reported as errors."""
+    """Return whether a column has at least one number. Cells without a number are then reported as errors."""
     return any(_parsed(row.get(name)) is not None for _, row in table.rows)
 
 
@@ -183,7 +186,7 @@ def _label(cell: object) -> str:
 
 
 def _seed(cell: object) -> str:
-    """Return a seed as text; 3.0, as data frames write it, is 3."""
+    """Return a seed as text. Data frames may write the seed 3 as 3.0."""
     text = _label(cell)
     number = _parsed(text)
     return str(int(number)) if number is not None and number.is_integer() and abs(number) < 1e15 else text
@@ -199,7 +202,7 @@ def _parsed(cell: object) -> float | None:
 
 
 def _number(table: Table, line: int, name: str, cell: object) -> float | None:
-    """Return the number of a cell: NaN if it is not finite, None if it is empty."""
+    """Return the number in a cell; NaN if it is not finite, None if the cell is empty."""
     if cell is None or cell == "":
         return None
     number = _parsed(cell)
@@ -210,9 +213,10 @@ def _number(table: Table, line: int, name: str, cell: object) -> float | None:
 
 
 def checked(metric: Metric, values: Values, where: str) -> Metric:
-    """Return a metric that fits its values: a guessed share with values outside of [0, 1] is compared raw.
+    """Return a metric that fits its values.
 
-    Raise for a declared share with such values, and for runs in two units, such as 52.3 and 0.523.
+    If a guessed share has values outside of [0, 1], its values are compared raw. Raise for a declared share with such
+    values. Raise also if runs have two different units, such as 52.3 and 0.523.
     """
     known = [
         (value, arm)

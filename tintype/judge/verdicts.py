@@ -36,7 +36,7 @@ Verdict = Literal[
 BASELINE = "baseline"
 DECIDED: tuple[Verdict, ...] = ("better", "worse", "same", "unstable")
 _FEW_SEEDS = 5
-"""Verdicts from fewer seeds are sketches."""
+"""With fewer seeds than this, verdicts count as sketches."""
 _SCALES: Mapping[Kind, Literal["raw", "log", "logit"]] = {
     "share": "logit",
     "distance": "log",
@@ -47,9 +47,10 @@ _SCALES: Mapping[Kind, Literal["raw", "log", "logit"]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """One metric of one arm against the baseline. Differences are arm minus baseline, in the metric's unit.
+    """The comparison of one arm with the baseline on one metric.
 
-    Means are NaN if no run has a value. Means on a logarithmic scale are geometric.
+    Differences are arm minus baseline, in the metric's unit. Means are NaN if no run has a value. Means on a
+    logarithmic scale are geometric.
     """
 
     arm: str
@@ -60,35 +61,37 @@ class Row:
     difference: float = math.nan
     low: float | None = None
     high: float | None = None
-    """The interval at the confidence `level`; None with one run, and if all runs are equal."""
+    """Upper end of the interval at the confidence `level`; None with one run per arm, or if all runs are equal."""
     p: float | None = None
     level: float = CONFIDENCE
     margin: float | None = None
     """Differences up to this size count as *same*."""
     corrected: float | None = None
-    """The difference corrected for selection, for verdicts better and worse."""
+    """The difference after a correction for selection. Only the verdicts better and worse have one."""
     seeds_needed: int | None = None
-    """Seeds for each arm that would decide if means and spreads stayed the same; None if it is decided."""
+    """Number of seeds per arm at which the comparison would be decided, with the same means and spreads; None if it is
+    decided.
+    """
     detectable: float | None = None
-    """The smallest true difference that this many seeds find with a power of 80%."""
+    """The smallest true difference that this number of seeds finds with a power of 80%."""
     seeds: int = 0
-    """Runs of the arm in these numbers."""
+    """Number of the arm's runs that are included in these numbers."""
     lost: str = ""
-    """Runs without a value, as "diverged 1 of 5"; empty if there are none."""
+    """Runs without a value, such as "diverged 1 of 5"; empty if all have one."""
     collapsed: tuple[str, ...] = ()
-    """Seeds of the arm's collapsed runs, which the numbers leave out."""
+    """Seeds of the arm's collapsed runs. The numbers do not include these runs."""
     baseline_collapsed: tuple[str, ...] = ()
     scale: str = "raw"
     """Scale of comparison."""
     offsets: tuple[float, ...] = ()
-    """Each run of the arm minus the baseline's mean, without collapsed runs."""
+    """For each run of the arm that did not collapse: its value minus the baseline's mean."""
     collapsed_offsets: tuple[float, ...] = ()
-    """The same for collapsed runs."""
+    """For each collapsed run: its value minus the baseline's mean."""
     note: str = ""
 
     @property
     def words(self) -> str:
-        """Return the verdict; if runs diverged, collapsed or are missing, how many."""
+        """Return the verdict, followed by the number of runs that diverged, collapsed or are missing, if any."""
         if self.verdict == "unstable":
             return f"unstable: {len(self.collapsed)} of {len(self.offsets) + len(self.collapsed)} runs collapsed"
         return self.lost or self.verdict
@@ -103,10 +106,10 @@ class Judgement:
     verdicts: tuple[Row, ...]
     margin: str
     source: str = ""
-    """The file that was read; empty for values of a program."""
+    """The file from which the values were read; empty for values given in Python."""
 
     def __getitem__(self, key: str | tuple[str, str]) -> Row:
-        """Return the row of an arm, or of an arm and a metric if there are several."""
+        """Return the row of an arm. If there are several metrics, the key is a pair of arm and metric."""
         arm, metric = (key, self.metrics[0].name) if isinstance(key, str) else key
         if isinstance(key, str) and len(self.metrics) > 1:
             raise UserError("there are several metrics", f"ask for ['{arm}', '{metric}']")
@@ -120,7 +123,7 @@ class Judgement:
 
     @property
     def arms(self) -> list[str]:
-        """Return the arms, without the baseline."""
+        """Return the arms except the baseline."""
         return [arm for arm in self.runs.values if arm != self.baseline]
 
     @property
@@ -129,11 +132,13 @@ class Judgement:
 
     @property
     def sketch(self) -> bool:
-        """Return whether there is one run for each arm, so that nothing can be tested."""
+        """Return whether every arm has only one run. Nothing can then be tested."""
         return all(len(by_seed) == 1 for by_seed in self.runs.values.values())
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a dictionary for each arm and metric, as `pandas.DataFrame` and `polars.DataFrame` take them."""
+        """Return one dictionary for each arm and metric, in a form that `pandas.DataFrame` and `polars.DataFrame`
+        take.
+        """
         better = {metric.name: metric for metric in self.metrics}
         return [
             {"arm": row.arm, "metric": row.metric, "better": better[row.metric].direction}
@@ -148,7 +153,7 @@ class Judgement:
 
     @property
     def notes(self) -> list[str]:
-        """Return the notes to read before building on the verdicts."""
+        """Return the notes that readers should know before they rely on the verdicts."""
         found = [
             self._guesses(),
             self._error(),
@@ -192,7 +197,10 @@ class Judgement:
         return f"Verdicts from {words} seeds are a sketch: replicate them before you build on them." if few else ""
 
     def _within(self) -> str:
-        """List the arms that differ by less than the margin, since the default may be too wide for the metric."""
+        """List the arms with a significant difference within the margin.
+
+        The default margin may be too wide for their metric.
+        """
         rows = [row for row in self.verdicts if row.verdict == "same" and row.low is not None and row.high is not None]
         said = [f"{row.arm} in {row.metric}" for row in rows if row.low and row.high and row.low * row.high > 0]
         words = (
@@ -232,14 +240,14 @@ class Judgement:
         return "\n".join([*map(str.rstrip, lines), *self.notes])
 
     def _repr_html_(self) -> str:
-        """Return the verdicts as a table, which notebooks show."""
+        """Return the verdicts as an HTML table for notebooks."""
         heads, *rows = self.shown()
         head = "".join(f"<th>{escape(cell)}</th>" for cell in heads)
         body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>" for cells in rows)
         return f"<table><tr>{head}</tr>{body}</table>{''.join(f'<p>{escape(note)}</p>' for note in self.notes)}"
 
     def shown(self) -> list[list[str]]:
-        """Return the head and the rows of the table of verdicts."""
+        """Return the header and the rows of the table of verdicts."""
         found = [["arm", "metric", "verdict", self.baseline, "arm's mean", "difference", "p"]]
         better = {metric.name: metric.direction for metric in self.metrics}
         for row in self.verdicts:
@@ -250,7 +258,7 @@ class Judgement:
 
 
 def difference_words(row: Row) -> str:
-    """Return a difference with its interval."""
+    """Return a difference and its interval as text."""
     interval = "" if row.low is None or row.high is None else f" [{row.low:+.3g}, {row.high:+.3g}]"
     return _number(row.difference, "+.3g") + interval
 
@@ -299,14 +307,17 @@ def judge_runs(runs: Runs, baseline: str, margin: Effect, source: str = "") -> J
 
 
 def _seed_numbers(values: Values) -> dict[str, int]:
-    """Return a number for each seed. Seeds that are not whole numbers are numbered, equally in every arm."""
+    """Return a number for each seed label.
+
+    If some labels are not whole numbers, all labels get a running number, equal in all arms.
+    """
     labels = dict.fromkeys(seed for by_seed in values.values() for seed in by_seed)
     whole = all(label.removeprefix("-").isdecimal() for label in labels)
     return {label: int(label) if whole else place for place, label in enumerate(labels)}
 
 
 def cells_of(values: Values, numbers: Mapping[str, int], metric: Metric, baseline: str) -> Cells:
-    """Return the cells of a metric without collapsed runs, the baseline first."""
+    """Return the cells of a metric without collapsed runs. The baseline comes first."""
     known = {
         arm: {numbers[seed]: one for seed, of in values[arm].items() if math.isfinite(one := _value(of, metric.name))}
         for arm in dict.fromkeys([baseline, *values])
@@ -318,7 +329,7 @@ def cells_of(values: Values, numbers: Mapping[str, int], metric: Metric, baselin
 
 
 def _unstable(sheets: Mapping[str, Cells], primary: Collection[str], arms: Sequence[str], baseline: str) -> set[str]:
-    """Return the arms whose runs collapse more often than the baseline's, on any primary metric."""
+    """Return the arms whose runs collapse more often than the baseline's runs, on any primary metric."""
 
     def counts(arm: str) -> tuple[int, int]:
         collapsed = {seed for metric in primary for seed in sheets[metric].collapsed.get(arm, ())}
@@ -361,7 +372,7 @@ def _row(
         return None if change is None else scale.difference(old, change)
 
     def size(change: float | None) -> float | None:
-        """Return a change in the metric's unit, up or down, whichever is larger."""
+        """Return the size of a change in the metric's unit. Of the changes up and down, return the larger one."""
         return None if change is None else max(abs(scale.difference(old, way * change)) for way in (-1, 1))
 
     low, high = found.interval or (None, None)
@@ -411,7 +422,10 @@ def _verdict(found: Estimate, reach: float, metric: Metric, rounding: float) -> 
 def _lost(
     sets: Mapping[str, Mapping[str, Mapping[str, float | None]]], metric: str
 ) -> tuple[str, Literal["diverged", "incomplete"] | None]:
-    """Return how many runs have no finite value, in words, and the gravest reason. Keys name the sets."""
+    """Return a text on how many runs have no finite value, and the most serious reason.
+
+    The keys of `sets` name the groups of runs.
+    """
     said, reasons = list[str](), set[str]()
     for name, by_seed in sets.items():
         values = [of.get(metric) for of in by_seed.values()]

@@ -1,4 +1,7 @@
-"""The library's surface: `import tintype` gives the names of this room, and the commands call the same functions."""
+"""The public library.
+
+`import tintype` provides the functions of this package, and the commands call the same functions.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ R = TypeVar("R")
 
 
 def for_python(function: Callable[P, R]) -> Callable[P, R]:
-    """Return the function with arguments in its errors and notes where those of the command line have options."""
+    """Return the function with errors and notes for Python: they name arguments instead of command-line options."""
 
     @wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:

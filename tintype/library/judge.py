@@ -1,4 +1,7 @@
-"""Verdicts on runs of any trainer, from a file or from values: the statistics of a study without its runs."""
+"""Verdicts on runs of any trainer, from a file or from values.
+
+They use the statistics of a study, but no run folders.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,10 @@ if TYPE_CHECKING:
     from tintype.judge.verdicts import Judgement
 
 OfSeeds: TypeAlias = Mapping[int, float] | Sequence[float]
-"""Values by seed, or a list of the values of seeds 0, 1, 2 and so on."""
+"""Values by seed, or a list of values for the seeds 0, 1, 2 and so on."""
 MARGIN = "3%"
 _ONE = "value"
-"""Name of the metric if the given values do not name it."""
+"""Name of the metric, if the given values do not name one."""
 _PLACE = "estimate"
 
 

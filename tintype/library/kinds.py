@@ -1,4 +1,7 @@
-"""Types of arguments. Commands derive their arguments and options from them; nothing heavy is imported here."""
+"""Types of arguments.
+
+Commands derive their arguments and options from these types. This module imports no heavy modules.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,19 @@ if TYPE_CHECKING:
 
 AnyPath: TypeAlias = str | PathLike[str]
 AnyPlan: TypeAlias = Union["Plan", str, PathLike[str]]
-"""A plan, or what `load_plan` takes."""
+"""A plan, or any argument that `load_plan` takes."""
 AnyRun: TypeAlias = Union["Run", str, PathLike[str]]
 """A run, or the path of its folder."""
 AnySource: TypeAlias = Union["Plan", "Run", str, PathLike[str]]
-"""A plan, a run, what `load_plan` takes, or the folder of a study. In a study, `arm` and `seed` choose a run."""
+"""A plan, a run, any argument that `load_plan` takes, or the folder of a study.
+
+In a study, `arm` and `seed` select a run.
+"""
 AnyStudy: TypeAlias = Union["Study", str, PathLike[str]]
-"""A study, or what `load_study` takes."""
+"""A study, or any argument that `load_study` takes."""
 
 AnyJobs: TypeAlias = str | int
-"""Number of runs at a time, or "auto": add runs while they fit into memory and raise the throughput."""
+"""Number of parallel runs. With "auto", runs are added while they fit into memory and raise the throughput."""
 
 Count: TypeAlias = Annotated[int, Ge(1)]
 Seed: TypeAlias = Annotated[int, Ge(0)]

@@ -16,7 +16,7 @@ class ListedRecipe:
     name: str
     description: str
     device: str
-    """Device that the plan is meant for: GPU or CPU."""
+    """Device for which the plan is meant: GPU or CPU."""
     size_px: int
     denoiser_parameters: int | None
     """Number of the denoiser's parameters. None if the text encoder's width is unknown without loading its weights."""
@@ -32,7 +32,7 @@ class ListedStudy:
     description: str
     question: str
     device: str
-    """Device that the plan is meant for: GPU or CPU."""
+    """Device for which the plan is meant: GPU or CPU."""
     recipe: str
     """The recipe of the study's baseline."""
     seeds: list[int]
@@ -105,9 +105,9 @@ def techniques() -> list[ListedTechnique]:
 
 
 def _device(plan: Plan) -> str:
-    """Return the device that a recipe is meant for.
+    """Return the device for which a recipe is meant.
 
-    It is the GPU if the recipe compiles its blocks, which is faster only there. Otherwise it is the CPU.
+    It is the GPU if the recipe compiles its blocks, which is only faster on a GPU. Otherwise, it is the CPU.
     """
     return "GPU" if plan.model.compile else "CPU"
 
@@ -115,7 +115,7 @@ def _device(plan: Plan) -> str:
 def _denoiser_parameters(plan: Plan) -> int | None:
     """Return the number of the denoiser's parameters.
 
-    None if the text encoder's width is unknown without loading its weights.
+    Return None if the text encoder's width is unknown without loading its weights.
     """
     import torch
 

@@ -186,7 +186,7 @@ def _plan_speeds(
 
 
 def _whole_numbers(name: str, value: str | None, example: str) -> list[int]:
-    """Return the numbers of an option such as --tokens 256,1024. Empty if the option was not given."""
+    """Return the numbers of an option such as --tokens 256,1024; empty if the option was not given."""
     numbers = value.split(",") if value is not None else []
     for number in numbers:
         if not number.strip().isdecimal() or not int(number):

@@ -35,7 +35,7 @@ class PlanEstimate:
     peak: Peak
     """Bytes of memory, by part."""
     gpu: str | None
-    """The kind of GPU that the time is estimated for; None if the GPU of this machine was measured."""
+    """The kind of GPU for which the time is estimated; None if this machine's GPU was measured."""
 
 
 def load_plan(recipe: AnyPath, *settings: str) -> Plan:

@@ -28,7 +28,7 @@ Format: TypeAlias = Literal["diffusers", "tintype", "safetensors"]
 Library: TypeAlias = Literal["tintype", "diffusers"]
 Dtype: TypeAlias = Literal["fp32", "bf16"]
 Stage: TypeAlias = Literal["checking", "writing", "comparing", "sending"]
-"""Stages of an export: check the repository, write files, sample with both libraries to compare them, upload."""
+"""Stages of an export: check the repository, write files, compare images of diffusers and tintype, upload."""
 
 
 @dataclass(frozen=True)

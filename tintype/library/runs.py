@@ -41,11 +41,11 @@ class Run:
 
     _record: RunRecord
     step: int
-    """Step of the newest checkpoint at the time when the run was trained or loaded. 0 if it has no checkpoint."""
+    """Step of the newest checkpoint when the run was trained or loaded; 0 if it has no checkpoint."""
     arm: str = ""
-    """The arm by which the run was chosen from a study. Empty if the run was given by its own folder."""
+    """The arm, if the run was selected from a study; empty if the run's own folder was given."""
     trained: int = field(default=0, compare=False)
-    """Number of steps that this call of `train` trained. 0 for a loaded run."""
+    """Number of steps that this call of `train` trained; 0 for a loaded run."""
     _loaded: dict[tuple[str | None, float | None], LoadedRun] = field(default_factory=dict, compare=False)
 
     @property
@@ -260,7 +260,7 @@ def sample(
 
 
 def ignore(*values: object) -> None:
-    """Do nothing. It is the callback for progress if the caller gives none."""
+    """Do nothing. This function is the default callback for progress."""
 
 
 def path_of(run: AnyRun) -> Path:
@@ -312,7 +312,7 @@ def train(
 def watched(interrupt: Interrupt | None) -> Iterator[Interrupt]:
     """Yield the caller's interrupt.
 
-    Without one, yield an interrupt that signals set. A signal that came is delivered at the end.
+    If there is none, yield an interrupt that signals set. If a signal arrived, it is delivered at the end.
     """
     if interrupt is not None:
         yield interrupt
@@ -327,7 +327,7 @@ def watched(interrupt: Interrupt | None) -> Iterator[Interrupt]:
 
 
 def deliver(number: int | None) -> None:
-    """Deliver a signal that stopped the work to its usual handler. SIGINT then raises KeyboardInterrupt."""
+    """Deliver a signal that stopped the work to its usual handler. For SIGINT, this raises KeyboardInterrupt."""
     if number is not None:
         signal.raise_signal(signal.Signals(number))
 
@@ -363,7 +363,7 @@ def load_run(path: AnyPath, arm: str | None = None, seed: int | None = None) -> 
 
 
 def protocol_for(path: Path, settings: Sequence[str] = ()) -> tuple[Protocol, str]:
-    """Return the protocol by which a run is scored, and a description of the protocol's origin.
+    """Return the protocol by which a run is scored, and a text that says where the protocol comes from.
 
     A run in the folder of a study is scored by the study's protocol. Any other run is scored by the protocol that its
     plan names. `settings` override settings of the protocol.

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tintype.study.supervisor import Jobs
 
     OnStudy: TypeAlias = Callable[[Message], None] | StudyProgress
-    """A callback for messages of runs that train or are scored, or an object that gets all reports of a study."""
+    """A callback for messages of runs while they train or are scored, or an object that gets all reports of a study."""
 
 _STUDY, _RESULTS, _REPORT = "study.yaml", "results.json", "report.html"
 _WATCH_S = 2.0
@@ -54,7 +54,7 @@ class Results:
     content: StudyResults
     """The content of results.json."""
     outcome: StudyOutcome | None = field(default=None, compare=False)
-    """The runs of the call that returned these results; None if the call made no runs."""
+    """The runs that were made by the call that returned these results; None if the call made no runs."""
 
     @property
     def exit_code(self) -> int:
@@ -722,6 +722,6 @@ def status(
 
 
 def study_folder(path: AnyPath) -> Path:
-    """Return the folder of a study, given the folder or the study.yaml in the folder."""
+    """Return the folder of a study. The input is this folder, or the path of the study.yaml in it."""
     study = Path(path)
     return study.parent if study.name == _STUDY and study.is_file() else study

@@ -1,4 +1,7 @@
-"""Losses in addition to the objective, one file each with its settings, and the table that lists them."""
+"""Losses in addition to the objective's loss.
+
+Each loss has a module with its settings, and a table lists all losses.
+"""
 
 from tintype.losses.attention import AttentionSettings
 from tintype.losses.class_token import ClassTokenSettings

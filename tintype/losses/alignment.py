@@ -1,7 +1,8 @@
-"""Base of the alignment losses: projected tokens inside the denoiser are trained towards a frozen teacher's tokens.
+"""Base of the alignment losses: projected tokens of the denoiser are trained to be similar to a frozen teacher's
+tokens.
 
-The teacher sees the clean image. In REPA (arXiv 2410.06940), a sample's loss is minus the mean over its tokens of the
-cosine between projected token and teacher token.
+The teacher sees the clean image. In REPA (arXiv 2410.06940), the loss of a sample is the negative mean cosine between
+projected tokens and teacher tokens.
 
 B: samples. L: tokens of the grid. K: tokens that the route kept. D: width of the denoiser. T: width of the teacher.
 """
@@ -66,8 +67,8 @@ class AlignmentTerm(nn.Module, LossTerm):
     """Loss term with a projector that is trained and saved with the model.
 
     The teacher is not a module, so it is neither trained nor saved. Projector and cosine are computed in fp32 from fp32
-    parameters, regardless of the training's precision. On a GPU that trains in bf16, the projector's matrix products
-    use TF32. In fp32 they took longer than the forward pass of a DINOv2-B teacher.
+    parameters, whatever the training's precision. If a GPU trains in bf16, the projector's matrix products use TF32. In
+    full fp32, these products took longer than the forward pass of a DINOv2-B teacher.
     """
 
     def __init__(self, settings: AlignmentPart, context: LossContext, projector: nn.Module) -> None:
@@ -111,7 +112,7 @@ class AlignmentTerm(nn.Module, LossTerm):
         return self._cache(grid)(image_BCHW, ids)
 
     def _teacher(self, grid: Grid) -> Teacher:
-        """Return the teacher for a grid. All grids share one network."""
+        """Return the teacher for a grid of tokens. All grids share one network."""
         if grid not in self._teachers:
             self._teachers[grid] = self._teachers[self._context.grid].at_grid(grid)
         return self._teachers[grid]
@@ -138,10 +139,10 @@ class AlignmentTerm(nn.Module, LossTerm):
 
     @property
     def _stage_key(self) -> str:
-        """Return the cache key for the images of an earlier stage, which are smaller than those of the last stage.
+        """Return the cache key for the images of an earlier stage, which are smaller than the images of the last stage.
 
-        The data's key and a grid alone would not distinguish the two. The key includes the grids of all stages, since
-        these grids decide which grid an image has in this stage.
+        The data's key and the grid alone would be the same for different stages. So the key includes the grids of all
+        stages, which determine the grid of each image in this stage.
         """
         context = self._context
         return f"{context.data_key} {context.token_px} px {context.grids} {context.stage_grids}"
@@ -150,7 +151,9 @@ class AlignmentTerm(nn.Module, LossTerm):
         return self.aligned(inputs.output, inputs.seen, inputs.image_BCHW)
 
     def aligned(self, output: Output | Tapped, seen_BLT: Tensor | None, image_BCHW: Tensor | None) -> Tensor:
-        """Return each sample's loss, from the denoiser's tapped features and the output of `look`."""
+        """Return each sample's loss, from features of the denoiser and from the teacher's tokens that `look`
+        returned.
+        """
         (block,) = self.taps
         if seen_BLT is None or image_BCHW is None:
             raise RuntimeError(f"{self._settings.kind}: look() comes before loss()")
@@ -160,7 +163,7 @@ class AlignmentTerm(nn.Module, LossTerm):
             return self.compare(projected_BKT, seen_BLT, kept_BK)
 
     def project(self, token_BKD: Tensor, kept_BK: Tensor | None, grid: Grid) -> Tensor:
-        """Project the tokens to the teacher's width, in fp32. `grid` is the grid of all tokens of a sample."""
+        """Project the tokens to the teacher's width, in fp32. `grid` is the full grid of a sample's tokens."""
         return in_fp32(self.projector, token_BKD)
 
     def compare(self, projected_BKT: Tensor, teacher_BLT: Tensor, kept_BK: Tensor | None) -> Tensor:
@@ -171,9 +174,9 @@ class AlignmentTerm(nn.Module, LossTerm):
 
 
 def grids_of_stage(context: LossContext, grid: Grid) -> tuple[Grid, ...]:
-    """Return the grids of the stage that has this grid. These grids share a cache, since an image has only one of them.
+    """Return the grids of the stage that has this grid. They share a cache, since an image has only one of them.
 
-    A grid that several stages have is left out. An image can have that grid in one stage and another in the next.
+    A grid that occurs in several stages is left out, since an image can have this grid in only one of these stages.
     """
     stages = (context.grids, *context.stage_grids)
 

@@ -1,13 +1,13 @@
-"""attention: blocks of the denoiser are trained to attend like the last layers of a frozen teacher (HASTE).
+"""attention: blocks of the denoiser are trained towards the attention maps of a frozen teacher's last layers (HASTE).
 
 HASTE (arXiv 2505.16792) aligns attention maps in addition to REPA's features, and stops both losses during training.
-The last `layers` layers of the teacher are the targets of as many blocks of the denoiser, the last one being `block`.
-The authors use blocks five to eight of 28, and the last four of the teacher's twelve layers.
+The last `layers` layers of the teacher are the targets for the same number of denoiser blocks. `block` is the last of
+these blocks. The authors use blocks five to eight of 28, and the last four of the teacher's twelve layers.
 
 A token's loss is the cross entropy between the teacher's attention over patches and the denoiser's attention over image
 tokens. Class token, registers and text are left out, and both maps are normalised over the remaining tokens. The loss
 is averaged over tokens, heads and layers. If the numbers of heads differ, only the first heads that both have are
-compared. All this is as in the authors' code.
+compared. These choices are those of the authors' code.
 
 B: samples. L: tokens of the grid. K: tokens that the route kept. N: layers. A: heads.
 """
@@ -101,7 +101,7 @@ class AttentionTerm(LossTerm):
 
 
 def among(map_BALL: Tensor, kept_BK: Tensor) -> Tensor:
-    """Return the attention between the kept tokens only, normalised over them."""
+    """Return the attention among the kept tokens, normalised over these tokens."""
     heads, length = map_BALL.shape[1], map_BALL.shape[3]
     rows = kept_BK[:, None, :, None].expand(-1, heads, -1, length)
     columns = kept_BK[:, None, None, :].expand(-1, heads, kept_BK.shape[1], -1)
@@ -110,7 +110,7 @@ def among(map_BALL: Tensor, kept_BK: Tensor) -> Tensor:
 
 
 def cross_entropy(logit_BALL: Tensor, map_BALL: Tensor) -> Tensor:
-    """Return the cross entropy, averaged over tokens and the common heads."""
+    """Return the cross entropy, averaged over tokens and over the heads that both maps have."""
     heads = min(logit_BALL.shape[1], map_BALL.shape[1])
     log_BALL = logit_BALL[:, :heads].log_softmax(-1)
     return -(map_BALL[:, :heads] * log_BALL).sum(-1).mean((1, 2))

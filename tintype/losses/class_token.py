@@ -1,13 +1,13 @@
 """class-token: the denoiser also denoises the class token of a frozen teacher (REG, arXiv 2507.01467).
 
 Wu et al. 2025, "Representation Entanglement for Generation". The class token c of the clean image is noised with the
-image's own t, c_t = (1 - t) c + t n, and joins the image's tokens. The denoiser predicts its velocity n - c; the loss
-is the mean squared error. In sampling the class token starts from noise and is denoised together with the image, so no
-teacher is needed.
+image's own t, c_t = (1 - t) c + t n, and joins the image's tokens. The denoiser predicts the velocity n - c of the
+class token, and the loss is the mean squared error. In sampling the class token starts from noise and is denoised
+together with the image, so no teacher is needed.
 
-Differs: a layer norm without weights brings c to mean 0 and standard deviation 1, so that any teacher's token has the
-scale of the noise. For a teacher without a class token, c is the mean of its tokens. Only the patch tokens are aligned
-inside the denoiser, not c. Guidance uses the same scale for the image and the class token.
+Differs: a layer norm without weights gives c mean 0 and standard deviation 1. So the class token of any teacher has the
+scale of the noise. For a teacher without a class token, c is the mean of its tokens. Inside the denoiser, only the
+patch tokens are aligned, and c is not. Guidance uses the same scale for the image and the class token.
 
 B: samples. T: width of the class token.
 """
@@ -106,9 +106,9 @@ def class_noise(draws: Draws, width: int) -> Tensor:
 
 
 def noised_class_tokens(width: int, seen: Mapping[str, Tensor | None], draws: Draws, t_B: Tensor) -> Tensor | None:
-    """Return the class tokens noised to t: [B, T]. None if `width` is 0, since the denoiser then has no class token.
+    """Return the class tokens noised to t: [B, T]; None if `width` is 0, since the denoiser then has no class token.
 
-    `seen` maps the name of a loss to the class tokens of the clean images.
+    `seen` maps names of losses to the class tokens of the clean images.
     """
     if not width:
         return None

@@ -1,16 +1,16 @@
 """contrastive: a sample's velocity is pushed away from the velocities of other captions (arXiv 2506.05350).
 
-L = |v̂ - v|² - λ |v̂ - v_neg|², with v_neg the target velocity of another sample of the micro-batch. The objective is
-the first summand. This term is the second summand, and λ is its weight. Both use the velocities of the objective, with
-the same clamp and the same weight of t. If only the first had a weight of t, L would have no minimum at a t whose
-weight is below λ. For the same reason λ must be below 1.
+L = |v̂ - v|² - λ |v̂ - v_neg|², where v_neg is the target velocity of another sample of the micro-batch. The first
+summand is the objective. The second summand is this loss term, with the weight λ. Both summands use the objective's
+velocities, with the same clamp and the same weight for each t. If only the first summand had a weight w(t), L would
+have no minimum at any t with w(t) < λ. For the same reason, λ must be below 1.
 
-Negatives are a random pairing of the micro-batch. The negative of a sample has another caption, and no sample is the
-negative of two others. If one caption has more than half of the micro-batch, as many samples as possible are paired,
-and the rest contribute zero. Differs: the paper draws another sample at random, which may be of the same class.
+Samples of the micro-batch are paired at random with negatives. A sample's negative has another caption, and each sample
+is the negative of at most one sample. If more than half of the micro-batch has the same caption, some samples get no
+negative and contribute zero. Differs: the paper draws another sample at random, which may be of the same class.
 
-Gradient accumulation makes micro-batches smaller, so it changes the result. The number of ranks does not, since all
-ranks share a micro-batch.
+Gradient accumulation makes micro-batches smaller, so it changes the result. The number of ranks does not change the
+result, since all ranks share a micro-batch.
 
 The minimiser is v* = (E[v | x_t, c] - λ m) / (1 - λ), where m = E[v_neg] is the mean target velocity of the other
 captions. With many captions, m is the mean over all data. The authors undo this bias in sampling. In tintype,
@@ -81,9 +81,9 @@ class Contrastive(LossTerm):
 def negatives(captions: Sequence[str], draws: Draws) -> tuple[Tensor, Tensor]:
     """Return the index of each sample's negative, and whether the negative is valid: its caption differs.
 
-    All samples are arranged in a circle in random order, grouped by caption. A sample's negative is m places further,
-    where m is the size of the largest group. So the negative is outside of the sample's group, unless the group has
-    more than half of all samples. The computation never waits for the device.
+    All samples are arranged in a circle in random order, grouped by caption. A sample's negative is m positions
+    further, where m is the size of the largest group. So the negative is outside of the sample's group, unless this
+    group has more than half of all samples. The host never waits for the device.
     """
     device = draws.position_B.device
     first = {caption: index for index, caption in reversed(list(enumerate(captions)))}

@@ -2,7 +2,7 @@
 
 The hinge losses are those of LDM and REPA-E (arXiv 2112.10752, 2504.10483). Differs: group norm in place of batch norm.
 So an image's score does not depend on the other images of the batch. The losses do not depend on the batch size or the
-number of ranks. The weight of the generator's loss is fixed, as in REPA-E. LDM's weight follows the norms of two
+number of ranks. The weight of the generator's loss is fixed, as in REPA-E. In LDM, it depends on the norms of two
 gradients.
 
 A trainer adds `weight · generator_loss(seen)` to the autoencoder's loss, and minimises `discriminator_loss(seen, true)`
@@ -24,7 +24,7 @@ from tintype.rng import seeded
 from tintype.settings import Settings
 
 SMALLEST_PX = 24
-"""Smallest image side. A smaller image has no patch."""
+"""Smallest side of an image. A smaller image contains no patch."""
 
 _GROUPS = 8
 _LAYERS = 3
@@ -33,7 +33,7 @@ _WEIGHT_STD = 0.02
 
 
 class DiscriminatorSettings(Settings):
-    """Settings of the discriminator of LDM and REPA-E, off by default. REPA-E uses `weight: 0.1`."""
+    """Settings of the discriminator of LDM and REPA-E. It is off by default; REPA-E uses `weight: 0.1`."""
 
     weight: float = Field(0.0, ge=0, description="Weight of the generator's loss; 0: none. REPA-E uses 0.1")
     start_step: int = Field(2000, ge=0, description="First step with a discriminator, in the loss and in training")
@@ -44,7 +44,9 @@ class DiscriminatorSettings(Settings):
         return self.weight > 0 and step >= self.start_step
 
     def check(self, size_px: int, steps: int, size_setting: str, where: str = "") -> None:
-        """Raise ValueError if images are too small for the discriminator, or if training ends before its first step."""
+        """Raise ValueError if images are too small for the discriminator, or if training ends before the
+        discriminator's first step.
+        """
         if self.weight and size_px < SMALLEST_PX:
             raise ValueError(
                 f"{where}adversarial: the discriminator needs {size_setting} of at least {SMALLEST_PX}, and it is "
@@ -65,7 +67,10 @@ class DiscriminatorSettings(Settings):
 
 
 class Discriminator(nn.Module):
-    """Map images in [-1, 1] to one logit per patch of 70 × 70 px. A high logit means that the patch looks real."""
+    """Maps images in [-1, 1] to one logit for each patch of 70 × 70 px.
+
+    A high logit means that the patch looks real.
+    """
 
     def __init__(self, width: int = 64) -> None:
         super().__init__()
@@ -88,12 +93,18 @@ class Discriminator(nn.Module):
         return logit_B1HW.float()
 
     def generator_loss(self, seen_BCHW: Tensor) -> Tensor:
-        """Return the loss that the decoder minimises. Its gradient reaches the images, but not this module."""
+        """Return the loss that the decoder minimises.
+
+        Its gradient reaches the images, but not this module's parameters.
+        """
         frozen = {name: parameter.detach() for name, parameter in self.named_parameters()}
         return generator_hinge(functional_call(self, frozen, (seen_BCHW,)))
 
     def discriminator_loss(self, seen_BCHW: Tensor, true_BCHW: Tensor) -> Tensor:
-        """Return the loss that this module minimises. Its gradient reaches this module's parameters, but no image."""
+        """Return the loss that this module minimises.
+
+        Its gradient reaches this module's parameters, but not the images.
+        """
         return discriminator_hinge(self(seen_BCHW.detach()), self(true_BCHW.detach()))
 
 
@@ -102,5 +113,8 @@ def generator_hinge(seen_logit: Tensor) -> Tensor:
 
 
 def discriminator_hinge(seen_logit: Tensor, true_logit: Tensor) -> Tensor:
-    """Return the hinge loss. It is zero if all true logits are at least 1 and all generated logits at most -1."""
+    """Return the hinge loss.
+
+    It is zero if all logits of real images are at least 1, and all logits of generated images at most -1.
+    """
     return 0.5 * (relu(1.0 - true_logit).mean() + relu(1.0 + seen_logit).mean())

@@ -2,12 +2,13 @@
 
 L = log mean over i, j of exp(-d_ij / τ), with d_ij = |z_i - z_j|² / n, where z_i are the n numbers of sample i after a
 block. This is InfoNCE without positive pairs. As in the authors' code, the mean includes all pairs of the batch, also
-each sample with itself, so L is between -log B and 0. The squared distance is divided by n. Without the division, the
-distances in a wide block would be so large that no pair had a gradient. The authors' code uses τ = 1, a weight of 0.25
-and the last block. Weight and τ here are those of the paper.
+each sample with itself, so L is between -log B and 0. The squared distance is divided by n. Without this division,
+distances in a wide block would be too large for any gradient. The authors' code uses τ = 1, a weight of 0.25 and the
+last block. Weight and τ here are those of the paper.
 
-The samples are those of the whole micro-batch on all ranks, and all of them get gradients. Gradient accumulation makes
-micro-batches smaller, so it changes the result. The number of ranks does not, since all ranks share a micro-batch.
+The loss includes the samples of the micro-batch on all ranks, and all of them get gradients. Gradient accumulation
+makes micro-batches smaller, so it changes the result. The number of ranks does not change the result, since all ranks
+share a micro-batch.
 
 B: samples of this rank. N: samples of all ranks. L: tokens. D: width of the denoiser. F: numbers of a sample.
 """
@@ -83,10 +84,10 @@ class Dispersive(LossTerm):
 
 
 def dispersive_loss(feature_BF: Tensor, temperature: float, world: World) -> Tensor:
-    """Return the loss over all ranks' samples, the same on every rank.
+    """Return the loss over the samples of all ranks. It is equal on every rank.
 
-    A rank computes the rows of its own samples. Features are centred on the mean of all samples, which does not change
-    distances but loses fewer digits.
+    A rank computes the rows of its own samples. The mean of all samples is subtracted from the features. This does not
+    change distances, and it loses less precision.
     """
     feature_BF = feature_BF if feature_BF.dtype == torch.float64 else feature_BF.float()
     feature_NF = world.all_gather_tensor(feature_BF)

@@ -1,9 +1,8 @@
 """irepa: alignment that emphasises the teacher's spatial structure (arXiv 2512.10794).
 
-iREPA changes REPA in two ways. The projector is one 3 × 3 convolution over the grid of tokens. In each channel, a
-fraction of the spatial mean is subtracted from the teacher's tokens, and the result is scaled to unit standard
-deviation. The default weight is REPA's 0.5, so that iREPA can be compared with REPA. The authors use 1.0 on latents and
-0.5 on pixels.
+iREPA changes REPA in two ways. The projector is one 3 × 3 convolution over the grid of tokens. In each channel of the
+teacher's tokens, a fraction of the spatial mean is subtracted, and the result is scaled to unit standard deviation. The
+default weight is REPA's 0.5, so that iREPA can be compared with REPA. The authors use 1.0 on latents and 0.5 on pixels.
 
 B: samples. L: tokens of the grid. K: tokens that the route kept. D: width of the denoiser. T: width of the teacher. H,
 W: rows and columns of tokens.
@@ -40,7 +39,7 @@ class IrepaSettings(AlignmentPart, IrepaOptions):
     kind: Literal["irepa"] = "irepa"
 
     def check(self, plan: PlanView) -> None:
-        """Raise if the block does not see all tokens at the step where the term begins."""
+        """Raise if the block does not process all tokens at the first step of this loss term."""
         super().check(plan)
         if len(plan.token_grids) > 1 and plan.fewest_tokens == 1:
             raise ValueError("irepa: images of a single token have no spatial structure; take larger sizes and shapes")

@@ -1,6 +1,7 @@
 """lpips: compare the predicted image with the true image by LPIPS (PixelGen, arXiv 2602.02493; PRX's speedrun).
 
-Differs from PRX: fp32 by default rather than bf16, and larger images are shrunk with antialiasing.
+Two details differ from PRX: LPIPS runs in fp32 by default instead of bf16, and large images are shrunk with
+antialiasing.
 
 B: samples. C: channels. H, W: rows, columns.
 """
@@ -58,14 +59,14 @@ class LpipsDistance:
     network: Lpips
     identity: str
     largest_px: int | None = None
-    """Larger images are shrunk to this side; None to keep them."""
+    """Images with a longer side are shrunk to this size; None to keep their size."""
 
     def __call__(self, predicted_BCHW: Tensor, true_BCHW: Tensor) -> Tensor:
         distance_B: Tensor = self.network(self._shrunk(predicted_BCHW), self._shrunk(true_BCHW))
         return distance_B
 
     def _shrunk(self, image_BCHW: Tensor) -> Tensor:
-        """Shrink the long side to at most `largest_px`, in proportion."""
+        """Shrink the long side to at most `largest_px`, and keep the proportions."""
         height, width = image_BCHW.shape[-2:]
         if self.largest_px is None or max(height, width) <= self.largest_px:
             return image_BCHW
@@ -73,7 +74,7 @@ class LpipsDistance:
 
 
 def shrunk_sides(height: int, width: int, largest_px: int) -> tuple[int, int]:
-    """Return height and width in proportion, with a long side of at most `largest_px`."""
+    """Return height and width with the same proportions and a long side of at most `largest_px`."""
     longest = max(height, width, largest_px)
     return round(height * largest_px / longest), round(width * largest_px / longest)
 

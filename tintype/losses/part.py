@@ -1,4 +1,4 @@
-"""Base settings of a loss term: its weight, the weight's schedule, and its requirements on the plan."""
+"""Base settings of a loss term: its weight, the schedule of the weight, and requirements on the plan."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class PlanView(part.PlanView, Protocol):
 
 
 class LossPart(Scheduled, Part):
-    """Settings of a loss term. A term's name in the logs is its kind, so a plan has at most one of each kind."""
+    """Settings of a loss term. Logs name a term by its kind, so a plan has at most one term of each kind."""
 
     any_shape: ClassVar[bool] = False
     """Whether the term supports images of several shapes in one run."""
@@ -50,7 +50,7 @@ class LossPart(Scheduled, Part):
         return self.weight * self.schedule.factor(step)
 
     def check(self, plan: PlanView) -> None:
-        """Raise ValueError if the plan cannot have this term."""
+        """Raise ValueError if the plan cannot use this term."""
         if not any(self.schedule.factors_in(plan.train.steps)):
             raise ValueError(
                 f"{self.kind}: its weight is 0 at every step: its schedule is '{self.schedule.kind}' from step "
@@ -61,12 +61,13 @@ class LossPart(Scheduled, Part):
     def velocity_bias(self, last_step: int) -> float:
         """Return λ if this term biases the trained velocity to (E[v | x_t] - λ m) / (1 - λ), otherwise 0.
 
-        Here m is the mean target velocity. Guidance's `unbias` undoes the bias for the sum of λ over all terms.
+        Here, m is the mean target velocity. The setting `unbias` of guidance removes the bias for the sum of λ over all
+        terms.
         """
         return 0.0
 
     def fetch(self, grid: tuple[int, int]) -> None:
-        """Download the weights for a token grid, or raise an error. Called before a study begins."""
+        """Download the weights for a token grid, or raise an error. This method is called before a study begins."""
 
     def build(self, context: LossContext) -> LossTerm:
         raise NotImplementedError

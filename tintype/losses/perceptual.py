@@ -3,7 +3,8 @@
 The idea is PixelGen's (arXiv 2602.02493) and needs a denoiser that predicts pixels. The network's weights are not part
 of the trained model: no gradient reaches them, and no checkpoint has them.
 
-B: samples. N: samples below the threshold. C: channels. H, W: rows, columns. O, I: pixels out and in along one axis.
+B: samples. N: samples below the threshold. C: channels. H, W: rows, columns. O, I: output and input pixels along one
+axis.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tintype.seams import LossContext, LossInputs, LossTerm
 
 
 class Distance(Protocol):
-    """Distance of each (predicted, true) pair of images in [-1, 1], fp32.
+    """Distance of each (predicted, true) pair of images in [-1, 1], in fp32.
 
     A pair's distance does not depend on other pairs.
     """
@@ -36,8 +37,8 @@ class Distance(Protocol):
 class PerceptualPart(LossPart):
     """Settings of a perceptual loss of the predicted image.
 
-    PixelGen's threshold of 0.3 is `threshold: 0.7` here, since PixelGen's time runs in the other direction. PRX uses
-    all samples, which is `threshold: 1`.
+    PixelGen's threshold of 0.3 equals `threshold: 0.7`, since PixelGen's time has the opposite direction. PRX uses all
+    samples, which equals `threshold: 1`.
     """
 
     any_shape: ClassVar[bool] = True
@@ -49,7 +50,10 @@ class PerceptualPart(LossPart):
     compile: bool = Field(False, description="torch.compile of the network, a graph for each shape")
 
     def identity(self, weights: str) -> str:
-        """Return the identity of a network from the digest of its weights and the settings that change its output."""
+        """Return the identity of a network.
+
+        It consists of the digest of its weights, and of the settings that change its output.
+        """
         how = [*(["bf16"] if self.compute == "bf16" else []), *(["compiled"] if self.compile else [])]
         return " ".join([weights, *how])
 
@@ -78,7 +82,7 @@ class PerceptualPart(LossPart):
 
 
 class PerceptualTerm(LossTerm):
-    """Loss term that runs its network in the settings' dtype, regardless of the training's precision.
+    """Loss term that runs its network in the dtype of its settings, whatever the training's precision.
 
     The term is not a module, so the network is neither trained nor saved.
     """
@@ -95,7 +99,10 @@ class PerceptualTerm(LossTerm):
         self._distance = None
 
     def loss(self, inputs: LossInputs) -> Tensor:
-        """Return each sample's loss. Samples at or above the threshold give 0 and skip the network."""
+        """Return each sample's loss.
+
+        Samples with t at or above the threshold have loss 0 and do not run through the network.
+        """
         if self._distance is None:
             raise RuntimeError(f"{self._settings.kind}: ready() comes before loss()")
         if inputs.image_BCHW is None:
@@ -116,7 +123,7 @@ class PerceptualTerm(LossTerm):
 
 
 def resized(image_BCHW: Tensor, height: int, width: int) -> Tensor:
-    """Resize with the antialiased bilinear filter, with a gradient.
+    """Resize images with the antialiased bilinear filter. Gradients pass through.
 
     The resize uses matrix products, since the backward pass of torch's own resize is not deterministic on a GPU.
     """

@@ -1,10 +1,10 @@
 """perceptual-dino: DINOv2's patch tokens of the predicted image are trained to equal those of the true image.
 
-This is PixelGen's P-DINO loss (arXiv 2602.02493) as in PRX's speedrun. Pixels are clamped to the range of images, and
-the whole image is resized to 224 px. The loss is one minus the mean cosine over the patches.
+This is PixelGen's P-DINO loss (arXiv 2602.02493), as implemented in PRX's speedrun. Pixels are clamped to the range of
+images, and the whole image is resized to 224 px. The loss is one minus the mean cosine over the patches.
 
-Differs from PRX: fp32 by default rather than bf16, and an antialiased resize. An image that is not square keeps about
-its proportions, with about the same number of patches as a square image.
+Two details differ from PRX: the loss runs in fp32 by default instead of bf16, and the resize is antialiased. An image
+that is not square keeps approximately its proportions, with about as many patches as a square image.
 
 B: samples. C: channels. H, W: rows, columns. L: patches. D: width of the network.
 """
@@ -81,6 +81,9 @@ class DinoDistance:
 
 
 def patch_grid(height: int, width: int, side: int) -> tuple[int, int]:
-    """Return rows and columns of about side² patches in about the image's proportions; side × side for a square."""
+    """Return rows and columns of a grid with about side² patches and about the image's proportions.
+
+    For a square image, it is side × side.
+    """
     ratio = math.sqrt(height / width)
     return max(1, round(side * ratio)), max(1, round(side / ratio))

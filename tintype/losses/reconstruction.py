@@ -1,6 +1,7 @@
-"""Perceptual loss of autoencoders: the distance of images and their reconstructions in a frozen network's features.
+"""Perceptual loss of autoencoders.
 
-B: images. C: channels. H, W: rows, columns.
+It is the distance between images and their reconstructions in a frozen network's features. B: images. C: channels. H,
+W: rows, columns.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tintype.wording import setting
 
 
 class PerceptualSettings(Settings):
-    """Settings of a perceptual distance, in addition to the distance of pixels. The default is no such distance."""
+    """Settings of a perceptual distance that is added to the pixel distance. By default, there is none."""
 
     way_out: ClassVar[str] = f"Or train without: {setting('perceptual.kind', 'none')} (or scenes)"
 
@@ -51,7 +52,7 @@ class PerceptualSettings(Settings):
 class SceneDistance:
     """The mean squared difference between the last feature maps of the packaged scene encoder.
 
-    A Fréchet distance on the same encoder's features favours models that were trained with this loss.
+    A Fréchet distance that uses the same encoder's features favours models trained with this loss.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""repa: a block's tokens, through a small projector, are aligned with a frozen teacher's tokens (arXiv 2410.06940).
+"""repa: a block's tokens, mapped by a small projector, are aligned with a frozen teacher's tokens (arXiv 2410.06940).
 
 Teacher and projector are those of the paper. The teacher's tokens are DINOv2-B's patch tokens after its last norm, on a
 grid that matches the denoiser's tokens. The projector has three linear layers with SiLU between them. Differs: the

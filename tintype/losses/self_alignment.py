@@ -1,8 +1,8 @@
 """self-alignment: a block's tokens follow a later block of the weight average, which sees less noise (SRA).
 
-Self-Representation Alignment (arXiv 2505.02831). The student's tokens after a block, through a small head, are trained
-to match the tokens of a later block of the averaged denoiser. The averaged denoiser sees the same image and noise at t'
-= max(0, t - `gap` u), with u uniform in [0, 1] for each sample. The average gets no gradient.
+The method is Self-Representation Alignment (arXiv 2505.02831). A small head maps the student's tokens after a block.
+The mapped tokens are trained to match the tokens of a later block of the averaged denoiser. The averaged denoiser gets
+the same image and noise at t' = max(0, t - `gap` u), where u is uniform in [0, 1] for each sample. It gets no gradient.
 
 The defaults, smooth L1 with β = 0.05 and a weight of 0.2, are those of the paper. The authors' code now defaults to the
 cosine and a weight of 0.5. The authors use blocks 4 and 8 of 12.
@@ -48,7 +48,7 @@ class SelfAlignmentOptions(Scheduled):
     )
 
     def resolved(self, plan: PlanView) -> Plain:
-        """Return the settings with weight and blocks as numbers."""
+        """Return the settings with the weight and the blocks as numbers."""
         depth = plan.model.depth
         chosen = {
             "weight": _WEIGHTS[self.distance] if self.weight is None else self.weight,

@@ -1,1 +1,1 @@
-"""Metrics: functions from arrays to numbers, each with its sampling error."""
+"""Metrics: functions from arrays to numbers. Each number has a sampling error."""

@@ -1,6 +1,6 @@
 """CLIP score and CLIP retrieval: measure whether images show their prompts, with an encoder of images and texts.
 
-N: images, R: images of a block, F: size of a feature vector, P: different prompts.
+N: images, R: images of a block, F: size of a feature vector, P: distinct prompts.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ class TextFeatures:
 
     image_NF: Tensor
     text_PF: Tensor
-    """Features of each different prompt."""
+    """Features of each distinct prompt."""
     prompt_N: Sequence[int]
-    """Row in `text_PF` of each image's prompt."""
+    """For each image, the row of its prompt in `text_PF`."""
     groups: Mapping[str, Sequence[str]]
-    """Labels of the images for each grouping, for example by `tag`."""
+    """For each grouping, such as `tag`, the labels of the images."""
 
     @cached_property
     def cosines(self) -> tuple[Tensor, Tensor]:
-        """Return the cosine of each image with its own prompt, and with the most similar other prompt."""
+        """Return the cosine of each image with its own prompt, and its cosine with the most similar other prompt."""
         unit_NF, unit_PF = (functional.normalize(one.double(), dim=1) for one in (self.image_NF, self.text_PF))
         own_N = torch.tensor(self.prompt_N, device=self.image_NF.device)
         cosines, bests = [], []
@@ -50,7 +50,10 @@ def _rank(features: TextFeatures) -> Measured:
 
 
 def _summarise(value_N: Tensor, groups: Mapping[str, Sequence[str]]) -> Measured:
-    """Return the mean with its error, and the mean of each group, named for example `tag: two_object`."""
+    """Return the mean with its error.
+
+    Its breakdown has the mean of each group, with names such as `tag: two_object`.
+    """
     parts = {}
     for group, labels in groups.items():
         for label in dict.fromkeys(labels):

@@ -1,4 +1,4 @@
-"""Find duplicate images within a set or between two sets, by their decoded pixels."""
+"""Find duplicate images within a set or between two sets. Images are compared by their decoded pixels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def digested(images: Iterable[Tensor], digests: list[bytes]) -> Iterator[Tensor]
 
 
 def copy_numbers(digests: Sequence[bytes | tuple[bytes, bytes]]) -> Tensor | None:
-    """Number the images by their content, from 0; equal images get equal numbers. None if all images differ."""
+    """Number the images by their content, from 0. Equal images get equal numbers. Return None if all images differ."""
     numbers = {one: number for number, one in enumerate(dict.fromkeys(digests))}
     return torch.tensor([numbers[one] for one in digests]) if len(numbers) < len(digests) else None
 

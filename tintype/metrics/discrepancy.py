@@ -1,4 +1,5 @@
-"""Maximum mean discrepancies between features: KID, CMMD, and MMD with a Gaussian kernel of the data's own bandwidth.
+"""Maximum mean discrepancies between features: KID, CMMD, and MMD with a Gaussian kernel whose bandwidth comes from the
+data.
 
 N: fake images, M: real images, F: size of a feature vector.
 """

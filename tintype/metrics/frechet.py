@@ -1,9 +1,9 @@
 """Fréchet distance between Gaussians fitted to two sets of features, in float64.
 
-The distance is |m_x - m_y|² + tr S_x + tr S_y - 2 tr (S_x S_y)^½. Take any factor B with S_y = B Bᵀ. The last trace is
-the sum of the singular values of X B / √(N - 1), where X has the centred rows of the fake set. So B is computed once
-per reference, and no general matrix root is needed. With fewer images than features, the matrix is only as large as the
-number of images.
+The distance is |m_x - m_y|² + tr S_x + tr S_y - 2 tr (S_x S_y)^½. Let B be any factor with S_y = B Bᵀ. Then tr (S_x
+S_y)^½ is the sum of the singular values of X B / √(N - 1), where X has the centred rows of the fake set. So B is
+computed once per reference, and no general matrix root is needed. If there are fewer images than features, the matrix
+is only as large as the number of images.
 
 N: fake images, M: real images, F: size of a feature vector, K: columns of the factor, min(M, F).
 """
@@ -34,7 +34,10 @@ def reference_spread(centred_MF: Tensor) -> ReferenceSpread:
 
 
 def _factor(centred_MF: Tensor) -> Tensor:
-    """Return B such that B Bᵀ is the covariance: from the rows if they are few, else by Cholesky or eigenvectors."""
+    """Return B such that B Bᵀ is the covariance.
+
+    If there are few rows, B consists of the rows, else of Cholesky factors or eigenvectors.
+    """
     count, size = centred_MF.shape
     if count <= size:
         return centred_MF.T / math.sqrt(count - 1)
@@ -48,7 +51,10 @@ def _factor(centred_MF: Tensor) -> Tensor:
 
 
 def distance(offset_NF: Tensor, projected_NK: Tensor, spread: ReferenceSpread) -> float:
-    """Return the distance of fake features, given as offsets from the reference's mean and as these offsets times B."""
+    """Return the distance of fake features.
+
+    They are given as offsets from the reference's mean, and as these offsets times B.
+    """
     shift_F = offset_NF.mean(0)
     trace = float((offset_NF - shift_F).square().sum()) / (len(offset_NF) - 1)
     root = float(_eigenvalues(projected_NK, spread).sqrt().sum())
@@ -58,7 +64,7 @@ def distance(offset_NF: Tensor, projected_NK: Tensor, spread: ReferenceSpread) -
 def _eigenvalues(projected_NK: Tensor, spread: ReferenceSpread) -> Tensor:
     """Return the eigenvalues of Bᵀ S_x B that can be nonzero.
 
-    All other computed eigenvalues are rounding errors, and the sum of their roots would be too large.
+    All other computed eigenvalues are rounding errors. With them, the sum of the square roots would be too large.
     """
     wide_NK = projected_NK - projected_NK.mean(0)
     count, size = wide_NK.shape
@@ -69,20 +75,23 @@ def _eigenvalues(projected_NK: Tensor, spread: ReferenceSpread) -> Tensor:
 
 @dataclass(frozen=True)
 class FrechetFit:
-    """The distance of a whole set, with its derivative by the weight of each image."""
+    """The distance of a whole set, and its derivative by the weight of each image."""
 
     value: float
     influence_N: Tensor
-    """Infinitesimal jackknife: the derivative of the distance by each image's share of the weight, with mean zero."""
+    """Infinitesimal jackknife: the derivative of the distance by each image's share of the weight.
+
+    The mean over all images is zero.
+    """
     bias: float
-    """Expected distance between two samples of these sizes from one Gaussian with this covariance."""
+    """Expected distance between two samples of these sizes from the same Gaussian, which has this covariance."""
 
 
 def fit(offset_NF: Tensor, projected_NK: Tensor, spread: ReferenceSpread) -> FrechetFit:
-    """Fit a set with more images than features, for which the root of the covariances' product is differentiable.
+    """Fit a set with more images than features. The root of the covariances' product is then differentiable.
 
-    d tr (BᵀSB)^½ = ½ tr ((BᵀSB)^-½ Bᵀ dS B), so an image at x from the fakes' mean adds 2 (m_x - m_y)·x + |x|² -
-    |(BᵀSB)^-¼ Bᵀx|² less its mean.
+    d tr (BᵀSB)^½ = ½ tr ((BᵀSB)^-½ Bᵀ dS B). So an image at offset x from the fakes' mean contributes 2 (m_x - m_y)·x +
+    |x|² - |(BᵀSB)^-¼ Bᵀx|², minus the mean of this expression over all images.
     """
     count = len(offset_NF)
     shift_F = offset_NF.mean(0)
@@ -100,10 +109,10 @@ def fit(offset_NF: Tensor, projected_NK: Tensor, spread: ReferenceSpread) -> Fre
 
 
 def _bias_times_count(variance_K: Tensor) -> float:
-    """Return N times the distance of N samples from their own Gaussian, to first order in 1/N.
+    """Return N times the distance between N samples and their own Gaussian, to first order in 1/N.
 
-    The mean's error contributes tr S / N. The covariance's error is s_i s_j (1 + δ_ij) / N in the mean square, and
-    contributes ½ |dS_ij|² / (s_i + s_j), the Bures metric.
+    The error of the mean contributes tr S / N. The error of the covariance has the mean square s_i s_j (1 + δ_ij) / N,
+    and contributes ½ |dS_ij|² / (s_i + s_j), the Bures metric.
     """
     if not len(variance_K):
         return 0.0
@@ -123,11 +132,13 @@ def sampling_bias(offset_NF: Tensor, projected_NK: Tensor, real_MF: Tensor) -> f
 
 
 def _bias_of_rows(x_NF: Tensor, projected_NK: Tensor) -> float:
-    """Return one set's contribution to the bias, from its centred rows and these rows times the other set's factor.
+    """Return the contribution of one set to the bias, from its centred rows and from these rows times the other set's
+    factor.
 
-    The mean contributes tr S / N. Take the eigenbasis of Bᵀ S B, with rows y and eigenvalues r_i². There the error of a
-    covariance entry has the variance var(y_i y_j) / N. By the second derivative of -2 tr (Bᵀ S B)^½, its square counts
-    1 / (2 r_i r_j (r_i + r_j)). For Gaussian rows this gives r_i r_j (1 + δ_ij) / (2 N (r_i + r_j)).
+    The mean contributes tr S / N. In the eigenbasis of Bᵀ S B, let y be the rows and r_i² the eigenvalues. There, the
+    error of a covariance entry has the variance var(y_i y_j) / N. The second derivative of -2 tr (Bᵀ S B)^½ gives the
+    squared error the factor 1 / (2 r_i r_j (r_i + r_j)). For Gaussian rows, the product is r_i r_j (1 + δ_ij) / (2 N
+    (r_i + r_j)).
     """
     count = len(x_NF)
     value_K, vector_KK = torch.linalg.eigh(projected_NK.T @ projected_NK / (count - 1))

@@ -16,9 +16,12 @@ from tintype.metrics.resample import BY_GROUPS, GROUPS, jackknife_error, mean_er
 
 _BIAS_SHARE = 0.05
 _SPLITS = 4
-"""Number of random splits, which are averaged. A single split moves fd_inf by 20% to 50% of its sampling error."""
+"""Number of random splits over which the result is averaged.
+
+With one split, fd_inf varies by 20% to 50% of its sampling error.
+"""
 _FEWEST = 8
-"""Fewest images, which gives two images in each quarter."""
+"""Minimum number of images. It gives two images in each quarter."""
 
 
 def _fd(pair: FeaturePair) -> Measured:
@@ -31,7 +34,10 @@ def _whole_fd(pair: FeaturePair) -> float:
 
 
 def _differentiable(pair: FeaturePair) -> bool:
-    """Return whether the set is large enough for accurate derivatives: one image changes the distance only a little."""
+    """Return whether the set is large enough for accurate derivatives.
+
+    In such a set, one image changes the distance only a little.
+    """
     return pair.different >= 2 * min(pair.size, pair.reals)
 
 
@@ -72,8 +78,8 @@ def _fd_inf(pair: FeaturePair) -> Measured:
     """Extrapolate the distances of the whole set, its halves and its quarters to infinitely many images.
 
     Each image is in one half and one quarter of each split. So each image has the same weight in the intercept as in
-    the distance of the whole set, and to first order both have the same error. The scatter of the points around the
-    line comes from the small sets and says less about the intercept's error.
+    the distance of the whole set. To first order, both have the same error. The deviations of the points from the line
+    come from the small sets, so they are a worse estimate of the intercept's error.
     """
     if pair.fakes < _FEWEST:
         raise UserError(f"fd_inf takes quarters of the fake images and needs {_FEWEST} of them; there are {pair.fakes}")

@@ -1,17 +1,18 @@
-"""Memorisation: how often a model returns its training images when it gets their captions.
+"""Memorisation: how often a model returns training images when it gets their captions.
 
 Samples of training captions are compared with the training images (arXiv 2212.03860, 2301.13188). A model that follows
-captions comes near an image even without having seen it. So samples of unseen images' captions are also compared with
-those unseen images, and the rate of near-copies there is subtracted.
+captions generates images similar to the caption's image, even if it has never seen this image. So samples of unseen
+images' captions are also compared with the unseen images. Their rate of near-copies is subtracted.
 
-Distances are between features, and relative as in arXiv 2301.13188, section 5.1: a sample's distance to an image is
-divided by the sample's mean distance to the nearest images of a third set. The model is neither trained on the third
-set nor sampled with its captions. Two kinds of near-copies are counted:
+Distances are between features, and relative as in arXiv 2301.13188, section 5.1. A sample's distance to an image is
+divided by the sample's mean distance to the nearest images of a third set. The model is not trained on the third set,
+and is not sampled with its captions. Two kinds of near-copies are counted:
 
-- Of the caption's own image: the relative distance is below `OWN_BAR`, the paper's threshold.
-- Of any image: a near-copy of the caption's own image, or a sample very near to another image. Its relative distance
-  must be below that of all but a fraction `CHANCE` of the third set's real images. Among many images some are similar,
-  so this threshold is lower than `OWN_BAR`. Training images and unseen images each have their own threshold.
+- Near-copies of the caption's own image: the relative distance is below `OWN_BAR`, the paper's threshold.
+- Near-copies of any image. This includes near-copies of the caption's own image, and samples very near to another
+  image. For the latter, only a fraction `CHANCE` of the third set's real images have a smaller relative distance. Among
+  many images some are similar, so this threshold is lower than `OWN_BAR`. Training images and unseen images each have
+  their own threshold.
 
 Three things differ from arXiv 2301.13188: features instead of pixels, neighbours outside of the training images, and a
 threshold from the data.
@@ -34,12 +35,14 @@ from tintype.metrics.pair import Points, Reference
 
 OWN_BAR = 0.5
 CHANCE = 0.01
-"""Share of unseen real images that lie within the threshold for near-copies of any image."""
+"""Fraction of unseen real images that are nearer than the threshold for near-copies of any image."""
 _NEIGHBOURS = 50
 _FEWEST = 100
-"""Fewest images of the third set. With fewer, the thresholds would depend on a handful of images."""
+"""Minimum number of images of the third set. With fewer images, the thresholds would depend on very few images."""
 _FAR = 1.2
-"""A sample does not resemble the data if its neighbours are this factor farther away than those of 99% of real images.
+"""Factor for samples that do not resemble the data.
+
+Their neighbours are this factor farther away than for 99% of real images.
 """
 _Z = 1.96
 
@@ -49,17 +52,17 @@ Figure = Literal["any", "own"]
 
 @dataclass(frozen=True)
 class Asked:
-    """Samples of captions, and the images to compare with, including the captions' own images."""
+    """Samples of captions, and the images with which they are compared, including the captions' own images."""
 
     fake_NF: Tensor
     image_MF: Tensor
     own_N: Tensor
-    """Row of each caption's own image."""
+    """For each caption, the row of its own image."""
 
 
 @dataclass(frozen=True)
 class Rate:
-    """Share of near-copies for training captions and for unseen captions, and the 95% interval of their difference."""
+    """Share of near-copies for training captions and for unseen captions, and the 95% interval of the difference."""
 
     training: float
     unseen: float
@@ -73,23 +76,23 @@ class Rate:
 
 @dataclass(frozen=True)
 class Nearness:
-    """Near-copies among the samples of one kind of caption."""
+    """Near-copies among the samples of training captions, or among the samples of unseen captions."""
 
     own_N: Tensor
     any_N: Tensor
     unlike_N: Tensor
     nearest_N: Tensor
-    """Row of each sample's nearest image."""
+    """For each sample, the row of its nearest image."""
     distance_N: Tensor
-    """Relative distance to the nearest image."""
+    """For each sample, the relative distance to its nearest image."""
     caption_N: Tensor
-    """Row of the caption's own image."""
+    """For each sample, the row of its caption's own image."""
     any_bar: float
 
 
 @dataclass(frozen=True)
 class Recall:
-    """Samples of training captions and of unseen captions, at the same guidance scales in the same order."""
+    """Samples of training captions and of unseen captions. Both have the same guidance scales, in the same order."""
 
     training: Nearness
     unseen: Nearness
@@ -98,10 +101,10 @@ class Recall:
     images: int
     others: int
     trained_on: int
-    """Number of all training images. Only some of them may be searched for copies of."""
+    """Number of all training images. Copies may be searched for only some of them."""
 
     def rate(self, figure: Figure, scale: float | None = None) -> Rate:
-        """Return the rate of near-copies, at one guidance scale or at all scales."""
+        """Return the rate of near-copies at one guidance scale, or at all scales together."""
         row_N = torch.ones_like(self.scale_N, dtype=torch.bool) if scale is None else self.scale_N == scale
         hits = [(side.any_N if figure == "any" else side.own_N)[row_N] for side in (self.training, self.unseen)]
         counts = [len(side.caption_N[row_N].unique()) for side in (self.training, self.unseen)]
@@ -119,10 +122,10 @@ class Recall:
 
     @property
     def verdict(self) -> Verdict:
-        """Return "copies" if the interval of a difference of rates lies above 0.
+        """Return "copies" if the interval of a difference of rates is above 0.
 
-        Otherwise return "unlike the data" if most samples do not resemble the data, so that no verdict is possible, and
-        else "none found".
+        Otherwise, return "unlike the data" if most samples do not resemble the data, since no verdict is then possible.
+        Else return "none found".
         """
         if max(self.rate("any").low, self.rate("own").low) > 0:
             return "copies"
@@ -130,7 +133,7 @@ class Recall:
 
 
 def recall(training: Asked, unseen: Asked, others_RF: Tensor, scales: Sequence[float], trained_on: int = 0) -> Recall:
-    """Find near-copies. `scales` has the guidance scale of each sample, the same for both kinds of captions."""
+    """Find near-copies. `scales` has the guidance scale of each sample; both kinds of captions have the same scales."""
     others = Reference(others_RF)
     count = min(_NEIGHBOURS, max(1, len(others_RF) // 10))
     around_R = _around(others_RF, others, count, themselves=True)
@@ -154,7 +157,10 @@ def _nearness(asked: Asked, others: Reference, around_R: Tensor, count: int, far
 
 
 def _around(fake_NF: Tensor, others: Reference, count: int, *, themselves: bool = False) -> Tensor:
-    """Return the mean distance to the nearest images of the third set. `themselves` excludes each image itself."""
+    """Return the mean distance to the nearest images of the third set.
+
+    With `themselves`, each image itself is excluded.
+    """
     points, found = Points.about(others.mean_F, fake_NF.double()), []
     for block in others.blocks(points, others.points):
         distance2_RM = block.distance2()
@@ -165,7 +171,7 @@ def _around(fake_NF: Tensor, others: Reference, count: int, *, themselves: bool 
 
 
 def _nearest(fake_NF: Tensor, image_MF: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the distance of each sample to its nearest image, and that image's row."""
+    """Return, for each sample, the distance to its nearest image and the row of this image."""
     images = Reference(image_MF if len(image_MF) > 1 else image_MF.repeat(2, 1))  # a reference needs two images
     points = Points.about(images.mean_F, fake_NF.double())
     found = [block.distance2().min(1) for block in images.blocks(points, images.points)]
@@ -173,9 +179,10 @@ def _nearest(fake_NF: Tensor, image_MF: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def newcombe(shares: Sequence[float], counts: Sequence[int]) -> tuple[float, float]:
-    """Return the 95% interval of the difference of two shares by Newcombe's method 10 (Statistics in Medicine 1998).
+    """Return the 95% interval of the difference between two shares, by Newcombe's method 10 (Statistics in Medicine
+    1998).
 
-    A caption counts once, however many samples it has, because samples of one caption are alike.
+    A caption counts once, however many samples it has, since samples of one caption are similar.
     """
     (first, first_low, first_high), (second, second_low, second_high) = (
         (share, *_wilson(share, count)) for share, count in zip(shares, counts, strict=True)
@@ -234,7 +241,7 @@ _RANGE = (-1.0, 1.0)
 _MARGIN = "0.01"
 """Margin of the metric: one image in a hundred.
 
-If a model copies nothing, the metric is about zero, so a relative margin would be about zero too.
+The metric is about zero if a model copies nothing. A relative margin would then be about zero too.
 """
 ANY: Metric[Recall] = Metric(
     name="memorised",

@@ -13,12 +13,12 @@ SHARE: Range = (0.0, 1.0)
 MARGIN = "3%"
 """The default margin of a metric."""
 Compared = Literal["raw", "log", "logit", "asinh"]
-"""Scale on which runs are compared; `study.stats.cells.Scale` defines each."""
+"""Scale on which runs are compared. `study.stats.cells.Scale` defines each scale."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A number with its sampling error: its standard deviation over other noises with the same model."""
+    """A number with its sampling error, which is its standard deviation over other noises with the same model."""
 
     value: float
     error: float | None = None
@@ -28,18 +28,18 @@ class Measured:
     parts: Mapping[str, float] = field(default_factory=dict)
     """Breakdown of the metric by attribute, by time, or by group of prompts."""
     per_image: tuple[float, ...] = field(default=(), repr=False)
-    """A number for each image, whose mean is the value; empty for a distance between sets."""
+    """One number for each image; their mean is the value. Empty for a distance between sets."""
     bias: float | None = None
-    """Bias of the value from finite sets of images, which makes it too large.
+    """Bias of the value because the number of images is finite. The bias makes the value too large.
 
-    None if unknown, or zero by definition.
+    None if the bias is unknown, or zero by definition.
     """
     bounds: tuple[float, float] | None = None
-    """The 95% interval, if it does not come from the normal approximation."""
+    """The 95% interval, unless it comes from the normal approximation."""
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Return the 95% interval of sampling, by default from the normal approximation."""
+        """Return the 95% interval due to sampling. By default, it comes from the normal approximation."""
         if self.bounds is not None:
             return self.bounds
         if self.error is None:
@@ -57,22 +57,26 @@ class Metric(Generic[Inputs]):
     direction: Direction
     """Whether lower or higher values are better."""
     definition: str
-    """Definition in words. `{captions}` stands for the caption column."""
+    """The metric's definition in words. `{captions}` is a placeholder for the caption column."""
     measure: Callable[[Inputs], Measured]
     range: Range = ANY_VALUE
-    """Range of possible values. An unbiased estimate of a distance has no lower bound, since it can be below zero."""
+    """Range of possible values. An unbiased estimate of a distance can be below zero, so it has no lower bound."""
     scale: Compared | None = None
-    """Scale on which runs are compared. None means logit for values in [0, 1], log for nonnegative values, else raw."""
-    margin: str = MARGIN
-    """Largest negligible difference: relative to the baseline's mean (3%), or in the metric's unit (0.01).
+    """Scale on which runs are compared.
 
-    A study may choose another margin.
+    By default, it is logit for values in [0, 1], log for other nonnegative values, else raw.
+    """
+    margin: str = MARGIN
+    """Largest negligible difference, relative to the baseline's mean (such as 3%) or in the metric's unit (such as
+    0.01).
+
+    A study may set another margin.
     """
     corrected_for_chance: bool = False
-    """Whether the metric, a fraction, is corrected for chance and so can be below zero."""
+    """Whether the metric is a fraction that is corrected for chance. Such a fraction can be below zero."""
     unit: str = ""
     decimals: int | None = None
-    """Printed digits after the decimal point; None for as many as the value needs."""
+    """Number of printed decimals; None to print as many as the value needs."""
     is_primary: bool = False
     """Whether this is a primary metric by default in a study on scenes."""
     shows_parts: bool = True
@@ -80,17 +84,17 @@ class Metric(Generic[Inputs]):
     in_latents: bool = False
     """Whether the metric is measured in the latents of the run's own tokenizer.
 
-    Then only runs with one tokenizer compare.
+    Only runs with the same tokenizer can then be compared.
     """
     fewest: int = 2
-    """Fewest images that the metric needs in each set."""
+    """Minimum number of images that the metric needs in each set."""
     revision: int = 1
-    """Number of the metric's definition.
+    """Version number of the metric's definition.
 
-    This number is part of a protocol's hash, so values of two definitions are never compared.
+    It is part of a protocol's hash, so values of two definitions are never compared.
     """
     revised_above: int = 0
-    """With a reference of at most this many images, the present definition gives the same values as the first one."""
+    """Up to this number of reference images, the current definition gives the same values as the first definition."""
 
     @property
     def compared(self) -> Compared:
@@ -98,7 +102,7 @@ class Metric(Generic[Inputs]):
         return self.scale or by_range.get(self.range, "raw")
 
     def define(self, captions: str) -> str:
-        """Return the definition for images with one caption column."""
+        """Return the definition for images with captions of one column."""
         return self.definition.replace("{captions}", captions)
 
 

@@ -1,4 +1,4 @@
-"""Find the words of a prompt that an image got wrong, by the scene encoder's reading, as in scene accuracy."""
+"""Find the words of a prompt that an image got wrong. As in scene accuracy, the scene encoder reads the image."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ABSENT = "not drawn"
 
 
 class Misread(NamedTuple):
-    """A span of a prompt, from `start` to `end` (exclusive), and how the image differs from it."""
+    """A span of a prompt from `start` to `end` (exclusive), and the difference in the image."""
 
     start: int
     end: int
@@ -21,7 +21,10 @@ class Misread(NamedTuple):
 
 
 def misread_words(read: ReadScenes, prompts: Sequence[str]) -> list[list[Misread]]:
-    """Return the words of the first prompts that their images got wrong, among scene accuracy's attributes."""
+    """Return the words of the first prompts that their images got wrong.
+
+    Only the attributes of scene accuracy are checked.
+    """
     drawn = in_indices(read.reading)[: len(prompts)].to("cpu").to_scenes()
     return [
         list(misread(scene, seen, prompt, read.asked))
@@ -30,7 +33,7 @@ def misread_words(read: ReadScenes, prompts: Sequence[str]) -> list[list[Misread
 
 
 def misread(scene: Scene, seen: Scene, prompt: str, asked: Asked) -> Iterator[Misread]:
-    """Yield the words of a scene's prompt that differ from what was read in its image."""
+    """Yield the words of a scene's prompt that differ from the encoder's reading of the image."""
     stated_at = {thing.position: thing for thing in scene.objects}
     seen_at = {thing.position: thing for thing in seen.objects}
     short = asked.captions == "short"
@@ -69,6 +72,6 @@ def _differs(attribute: str, stated: Scene | SceneObject, seen: Scene | SceneObj
 
 
 def _named(stated: SceneObject, seen: Scene) -> str:
-    """Describe that the object named in a short prompt is missing in the image."""
+    """Return a text that says that an object of a short prompt is missing in the image."""
     pairs = {(thing.colour, thing.shape) for thing in seen.objects}
     return "" if (stated.colour, stated.shape) in pairs else ABSENT

@@ -1,10 +1,10 @@
-"""Squared maximum mean discrepancies from sums of kernel values, also with each image left out in turn.
+"""Compute squared maximum mean discrepancies from sums of kernel values, also with each image left out in turn.
 
 If both sets come from one distribution, the unbiased estimate is near zero, and may be slightly negative.
 
-A discrepancy does not change when a constant is added to its kernel. Here 1 is subtracted from each kernel, so that the
-kernel is zero for equal images or for orthogonal images. This avoids cancellation in the sums, and the diagonal of a
-Gaussian kernel is zero.
+A discrepancy does not change when a constant is added to its kernel. This module subtracts 1 from each kernel. A
+Gaussian kernel is then zero for equal images, and KID's kernel is zero for orthogonal images. This avoids cancellation
+in the sums.
 
 N: fake images, M: real images, F: size of a feature vector, R: rows of a block.
 """
@@ -31,7 +31,10 @@ def gaussian(distance2_RM: Tensor, sigma2: Tensor | float) -> Tensor:
 
 
 def unit_gaussian(cosine_RM: Tensor) -> Tensor:
-    """Return CMMD's kernel (arXiv 2401.09603): Gaussian, for rows of unit length, where |x - y|² = 2 - 2 x·y."""
+    """Return CMMD's kernel (arXiv 2401.09603).
+
+    It is a Gaussian kernel for rows of unit length, where |x - y|² = 2 - 2 x·y.
+    """
     return (cosine_RM - 1).div_(UNIT_SIGMA**2).expm1_()
 
 
@@ -39,27 +42,30 @@ def unit_gaussian(cosine_RM: Tensor) -> Tensor:
 class KernelSums:
     """Sums of kernel values for a discrepancy.
 
-    `within_N` sums over the pairs of each fake image with all other fake images.
+    `within_N` has, for each fake image, the sum over its pairs with all other fake images.
     """
 
     within_N: Tensor
     between_N: Tensor
-    """Mean over the real images for each fake image."""
+    """For each fake image, the mean over the real images."""
     real_sum: float
-    """Sum over the ordered pairs of different real images."""
+    """Sum over all ordered pairs of different real images."""
     real_count: int
 
     def estimate(self, biased: bool = False) -> float:
         """Return E k(x, x') + E k(y, y') - 2 E k(x, y), without pairs of an image with itself.
 
-        `biased` includes pairs of an image with itself, for kernels that are zero there.
+        With `biased`, pairs of an image with itself are included. This requires a kernel that is zero for such pairs.
         """
         n, m = len(self.within_N), self.real_count
         own = float(self.within_N.sum()) / _pairs(n, biased) + self.real_sum / _pairs(m, biased)
         return own - 2 * float(self.between_N.mean())
 
     def left_out(self, biased: bool = False) -> Tensor:
-        """Return the estimate without each fake image, by subtracting the image's pairs from the sums."""
+        """Return the estimates without one fake image each.
+
+        For this, the image's pairs are subtracted from the sums.
+        """
         n, m = len(self.within_N), self.real_count
         own_N = (self.within_N.sum() - 2 * self.within_N) / _pairs(n - 1, biased)
         between_N = (self.between_N.sum() - self.between_N) / (n - 1)

@@ -1,4 +1,7 @@
-"""Precision, recall, density and coverage: shares of one set inside the nearest-neighbour balls of the other set."""
+"""Precision, recall, density and coverage.
+
+They measure which share of a set is inside the nearest-neighbour balls of the other set.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ def _share(pair: FeaturePair, k: int, share: float, left_out_G: Tensor) -> Measu
 
 
 def _warnings(pair: FeaturePair, k: int) -> tuple[str, ...]:
-    """Raise if a set has too few images for a k-th neighbour; warn if the balls of the two sets cannot be compared."""
+    """Raise if a set has too few images for a k-th neighbour. Warn if the balls of the two sets cannot be compared."""
     for which, count in (("fake", pair.fakes), ("real", pair.reals)):
         if count <= k:
             raise UserError(f"a {k}-th neighbour needs at least {k + 1} {which} images; there are {count}")

@@ -1,7 +1,8 @@
-"""Two validated sets of features in float64, with computations that several metrics share.
+"""Two validated sets of features in float64, and computations that several metrics share.
 
 The full matrix of distances is never stored. Pairs of images are visited in blocks, and all metrics collect their sums
-in one pass. Results that depend only on the reference are computed once and shared by all sets compared with it.
+in one pass. Results that depend only on the reference are computed once. All sets that are compared with this reference
+share them.
 
 N: fake images, M: real images, F: size of a feature vector, K: columns of the reference's factor, R: rows of a block.
 """
@@ -21,13 +22,18 @@ from tintype.metrics.resample import GROUPS, canonical_order, group_of
 
 _BLOCK_NUMBERS = {"cpu": 1 << 21, "cuda": 1 << 26}
 _SAME = 1e-12
-"""Squared distances below this fraction of the squared lengths count as zero: in float32 such features are equal."""
+"""Squared distances below this fraction of the squared lengths count as zero, since such features are equal in
+float32.
+"""
 MEDIAN_IMAGES = 10_000
-"""Most real images from which the median distance is computed. They are evenly spaced in their `canonical_order`."""
+"""Maximum number of real images from which the median distance is computed.
+
+They are evenly spaced in their `canonical_order`.
+"""
 
 
 class Reference:
-    """Real features with results that depend only on them, shared by all sets that are scored on this reference."""
+    """Real features, and results that depend only on them. All sets that are scored on this reference share them."""
 
     def __init__(self, real_MF: Tensor, device: torch.device | str | None = None) -> None:
         self.device = torch.device(device) if device is not None else real_MF.device
@@ -48,7 +54,10 @@ class Reference:
 
     @cached_property
     def sigma2(self) -> float:
-        """Return the squared median distance between different real images; of two middle values, the lower."""
+        """Return the squared median distance between different real images.
+
+        If there are two middle values, return the smaller one.
+        """
         points = self.points
         if len(self) > MEDIAN_IMAGES:
             rank = torch.linspace(0, len(self) - 1, MEDIAN_IMAGES, dtype=torch.float64, device=self.device)
@@ -58,7 +67,9 @@ class Reference:
 
     @cached_property
     def own(self) -> tuple[Tensor, prdc.Neighbours]:
-        """Return each kernel's sum over the ordered pairs of different real images, and each image's neighbours."""
+        """Return two results for the real images: for each kernel, its sum over ordered pairs of different images, and
+        each image's neighbours.
+        """
         return _own(self, self.points, prdc.COVERAGE_NEIGHBOURS)
 
     def blocks(self, rows: Points, columns: Points) -> Iterator[Block]:
@@ -71,10 +82,10 @@ class Reference:
 
 
 class FeaturePair:
-    """Fake features against a reference.
+    """Fake features that are compared with a reference.
 
-    `copy_N` numbers the fake images by their content, from 0. `copy_N` is None if all images differ, or if equal images
-    are independent draws, as from a model.
+    `copy_N` numbers the fake images by their content, from 0. It is None if all images differ, or if equal images are
+    independent draws, as from a model.
     """
 
     def __init__(self, fake_NF: Tensor, real: Tensor | Reference, copy_N: Tensor | None = None) -> None:
@@ -124,13 +135,13 @@ class FeaturePair:
 
     @cached_property
     def group(self) -> Tensor | None:
-        """Return random equal groups for a jackknife, or None if there are too few images."""
+        """Return random groups of equal size for a jackknife; None if there are too few images."""
         return self.parts(GROUPS, "jackknife") if self.different >= 2 * GROUPS else None
 
     def parts(self, count: int, stream: str) -> Tensor:
-        """Split the fake images at random into equal parts, independent of their order; return each image's part.
+        """Split the fake images at random into equal parts, independent of their order. Return each image's part.
 
-        Duplicates of an image are in one part, unless there are too few distinct images.
+        All duplicates of an image are in one part, unless there are too few distinct images.
         """
         rank_N = self._rank
         if self.copy_N is not None and self.different >= 2 * count:
@@ -140,7 +151,7 @@ class FeaturePair:
 
     @cached_property
     def _rank(self) -> Tensor:
-        """Return the rank of each fake image in their canonical order."""
+        """Return the position of each fake image in the canonical order."""
         return canonical_order(self.points.offset_NF).argsort()
 
     @cached_property
@@ -169,7 +180,9 @@ class FeaturePair:
 
 
 def _own(reference: Reference, points: Points, neighbours: int) -> tuple[Tensor, prdc.Neighbours]:
-    """Return for each image of a set the sum of each kernel over the other images, and its nearest neighbours."""
+    """Return, for each image of a set, the sum of each kernel over the other images, and the image's nearest
+    neighbours.
+    """
     sums, values, indices = [], [], []
     for block in reference.blocks(points, points):
         distance2_RN = block.distance2()
@@ -183,12 +196,15 @@ def _own(reference: Reference, points: Points, neighbours: int) -> tuple[Tensor,
 
 @dataclass(frozen=True)
 class Points:
-    """Features as offsets from the reference's mean, so that differences keep their precision."""
+    """Features as offsets from the reference's mean. Small differences between features thus keep their precision."""
 
     offset_NF: Tensor
     length2_N: Tensor
     along_N: Tensor
-    """Correction for dot products: x·y is the dot product of the offsets plus the `along` of both images."""
+    """Correction of dot products.
+
+    The dot product x·y equals the dot product of the offsets plus `along` of both images.
+    """
     norm_N: Tensor
 
     @classmethod
@@ -205,7 +221,7 @@ class Points:
 
 
 class Block:
-    """Some images of one set against all images of another."""
+    """A block of pairs: some images of one set, each with all images of another set."""
 
     def __init__(self, rows: slice, left: Points, right: Points) -> None:
         self.rows, self._left, self._right = rows, left, right
@@ -217,20 +233,20 @@ class Block:
         return distance2_RM.masked_fill_(distance2_RM < length2_RM.mul_(_SAME), 0.0)
 
     def kernels(self, distance2_RM: Tensor, sigma2: float) -> Iterator[Tensor]:
-        """Yield the kernels' values in the order of the kernels' numbers in `mmd`."""
+        """Yield the kernels' values. The kernels are in the order of their numbers in `mmd`."""
         dot_RM = (self._product_RM + self._left.along_N[self.rows, None]).add_(self._right.along_N)
         yield mmd.polynomial(dot_RM, self._left.offset_NF.shape[1])
         yield mmd.gaussian(distance2_RM, sigma2)
         yield mmd.unit_gaussian(dot_RM.div_(self._left.norm_N[self.rows, None]).div_(self._right.norm_N))
 
     def without_self(self, value_RN: Tensor, instead: float) -> Tensor:
-        """In a block of a set against itself, replace the values of each image with itself."""
+        """In a block of a set with itself, replace the values of pairs of an image with itself."""
         value_RN.diagonal(self.rows.start).fill_(instead)
         return value_RN
 
 
 def _pairs_from(points: Points, rows: slice) -> Tensor:
-    """Return squared distances from some images to all later images, so that each pair of a set occurs once."""
+    """Return squared distances from some images to all later images. So each pair of a set occurs only once."""
     distance2_RN = Block(slice(None), points[rows], points[rows.start :]).distance2()
     return distance2_RN[torch.ones_like(distance2_RN, dtype=torch.bool).triu_(1)]
 

@@ -1,9 +1,9 @@
 """Nearest-neighbour balls: precision and recall (arXiv 1904.06991), density and coverage (arXiv 2002.09797).
 
-The ball of an image reaches to its k-th nearest neighbour in its own set. Precision and recall count an image on the
-edge of a ball as inside, like their paper and its code. Density and coverage count it as outside, like their paper and
-code. Distances that differ only by rounding count as equal. Otherwise the order of the images or the block size could
-change the result.
+The ball of an image reaches to the image's k-th nearest neighbour in its own set. Precision and recall count an image
+on the edge of a ball as inside, as in their paper and code. Density and coverage count it as outside, as in their paper
+and code. Distances that differ only by rounding count as equal. Otherwise the order of the images or the block size
+could change the result.
 
 N: fake images, M: real images, R: rows of a block (real images), K: nearest neighbours, G: groups left out.
 """
@@ -20,13 +20,16 @@ from tintype.metrics.resample import GROUPS
 PRECISION_NEIGHBOURS = 3
 COVERAGE_NEIGHBOURS = 5
 NEAREST = 16
-"""Stored neighbours per fake image: enough to know its third neighbour after a group is left out."""
+"""Number of neighbours that are stored per fake image.
+
+It is large enough to find the third neighbour if a group is left out.
+"""
 _TIE = 1e-10
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The nearest other images of the same set, nearest first."""
+    """The nearest other images of the same set, the nearest first."""
 
     distance2_NK: Tensor
     index_NK: Tensor
@@ -35,7 +38,7 @@ class Neighbours:
         return self.distance2_NK[:, min(k, self.distance2_NK.shape[1]) - 1]
 
     def radius2_without(self, k: int, group_N: Tensor, group: int) -> Tensor:
-        """Return the radii with a group of images left out.
+        """Return the radii of the balls if a group of images is left out.
 
         Images of the group get negative radii, so their balls are empty. If fewer than k of an image's stored
         neighbours remain, its radius is the distance to the farthest stored neighbour.
@@ -53,7 +56,7 @@ def nearest(distance2_RN: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def within(distance2: Tensor, radius2: Tensor) -> Tensor:
-    """Return whether a distance lies inside a ball or on its edge."""
+    """Return whether the distance is at most the radius, so that the image is in the ball or on its edge."""
     return distance2 <= radius2 * (1 + _TIE)
 
 
@@ -63,22 +66,24 @@ def strictly_within(distance2: Tensor, radius2: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Membership:
-    """How many real balls each fake image lies in, and the fractions of real images and balls near fake images."""
+    """The number of real balls that contain each fake image, and the shares of real images and of real balls near fake
+    images.
+    """
 
     inside_N: Tensor
-    """Whether the fake image is in a real ball of k = 3."""
+    """Whether the fake image is in any real ball with k = 3."""
     balls_N: Tensor
-    """Number of real balls of k = 5 that contain the fake image."""
+    """Number of real balls with k = 5 that contain the fake image."""
     recalled: float
-    """Share of real images that are in a fake ball of k = 3."""
+    """Share of real images that are in a fake ball with k = 3."""
     covered: float
-    """Share of real balls of k = 5 that contain a fake image."""
+    """Share of real balls with k = 5 that contain a fake image."""
     recalled_left_out_G: Tensor
     covered_left_out_G: Tensor
 
 
 class MembershipCount:
-    """Build a Membership from blocks of distances from some real images to all fake images."""
+    """Builds a Membership from blocks. Each block has the distances from some real images to all fake images."""
 
     def __init__(self, real: Neighbours, fake: Neighbours, group_N: Tensor | None) -> None:
         count, device = len(fake.distance2_NK), fake.distance2_NK.device
@@ -105,7 +110,7 @@ class MembershipCount:
             self._covered[1:] += self._covered_without(in_ball_RN, self._group_N)
 
     def _covered_without(self, in_ball_RN: Tensor, group_N: Tensor) -> Tensor:
-        """Count the balls that still contain a fake image when each group is left out."""
+        """Count, for each group, the balls that still contain a fake image if this group is left out."""
         row, column = in_ball_RN.nonzero(as_tuple=True)
         count_RG = torch.zeros(len(in_ball_RN), GROUPS, dtype=torch.float64, device=in_ball_RN.device)
         count_RG.index_put_((row, group_N[column]), torch.ones_like(row, dtype=torch.float64), accumulate=True)

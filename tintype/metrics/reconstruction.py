@@ -45,7 +45,7 @@ def ssim(image_BCHW: Tensor, other_BCHW: Tensor) -> Tensor:
 
 
 def _windowed(x_BCHW: Tensor) -> Tensor:
-    """Return the Gaussian-weighted mean around each pixel whose window lies inside the image."""
+    """Return the Gaussian-weighted mean around each pixel whose window is inside the image."""
     offset = torch.arange(_WINDOW, dtype=x_BCHW.dtype, device=x_BCHW.device) - _WINDOW // 2
     weight = torch.exp(-offset.square() / (2 * _SIGMA**2))
     weight = weight / weight.sum()
@@ -65,7 +65,7 @@ def _checked(image_BCHW: Tensor, other_BCHW: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class PairValues:
-    """A value for each pair of images. `copy_N` numbers the pairs by their content; None if all pairs differ."""
+    """One value for each pair of images. `copy_N` numbers equal pairs by their content; None if all pairs differ."""
 
     value_N: Tensor
     copy_N: Tensor | None = None
@@ -76,7 +76,10 @@ def _mean(values: PairValues) -> Measured:
 
 
 def _mean_psnr(values: PairValues) -> Measured:
-    """Average the PSNR over all pairs except equal images, whose PSNR is infinite. Warn how many pairs are equal."""
+    """Average the PSNR over all pairs, except pairs of equal images, whose PSNR is infinite.
+
+    Warn about the number of equal pairs.
+    """
     finite_N = values.value_N.isfinite()
     exact, count = int((~finite_N).sum()), len(finite_N)
     if exact == count:
@@ -90,7 +93,7 @@ def _mean_psnr(values: PairValues) -> Measured:
 class PairMetric(Metric[PairValues]):
     """A metric of image pairs.
 
-    `compare` returns the values of a batch, `measure` summarises the values of all pairs.
+    `compare` returns the values of a batch. `measure` summarises the values of all pairs.
     """
 
     compare: Callable[[Tensor, Tensor, torch.device], Tensor]

@@ -1,7 +1,7 @@
 """Sampling errors by jackknife and bootstrap, with stateless randomness.
 
-The generated images are resampled; the reference stays fixed. So the error is the spread over other noises with the
-same model and reference. The error does not include the spread over training seeds.
+The generated images are resampled, and the reference stays fixed. So the error is the spread over different noises,
+with the same model and reference. It does not include the spread over training seeds.
 
 An error does not depend on the order of the images. Duplicates of an image are not independent. So `copy_N` gives equal
 images equal numbers, and an image is resampled together with its duplicates.
@@ -27,9 +27,10 @@ _CHUNK = 1 << 22
 
 
 def canonical_order(row_NF: Tensor) -> Tensor:
-    """Return an order of the rows that depends only on their content: by the first number, then the second, and so on.
+    """Return an order of the rows that depends only on their content.
 
-    A rounding error in a number can only swap rows that are next to each other.
+    Rows are sorted by the first number, then by the second, and so on. A rounding error in a number can only swap
+    neighbouring rows.
     """
     columns = 1
     while True:
@@ -53,23 +54,22 @@ def mean_error(value_N: Tensor, copy_N: Tensor | None = None) -> float | None:
 
 
 def _summed(value_N: Tensor, copy_N: Tensor | None) -> Tensor:
-    """Return the sum over the duplicates of each distinct image."""
+    """For each distinct image, return the sum over its duplicates."""
     if copy_N is None:
         return value_N
     return value_N.new_zeros(int(copy_N.max()) + 1).index_add(0, copy_N, value_N)
 
 
 def jackknife_error(left_out_G: Tensor, copy_G: Tensor | None = None) -> float | None:
-    """Return the standard error from the values with each image, or each of G equal groups, left out.
+    """Return the standard error, from values with one image or one of G equal groups left out.
 
-    This standard error is the error of the mean of the pseudo-values G whole - (G - 1) left_out (Efron and Tibshirani
-    1993, chapter 11).
+    It is the error of the mean of the pseudo-values G whole - (G - 1) left_out (Efron and Tibshirani 1993, chapter 11).
     """
     return mean_error((1 - len(left_out_G)) * left_out_G, copy_G)
 
 
 def group_of(count: int, stream: str, device: torch.device | str = "cpu", groups: int = GROUPS) -> Tensor:
-    """Return a random group for each image, the same in every process and on every device.
+    """Return a random group for each image, which is the same in every process and on every device.
 
     Group sizes differ by at most one.
     """
@@ -78,7 +78,7 @@ def group_of(count: int, stream: str, device: torch.device | str = "cpu", groups
 
 
 def bootstrap_error(value_N: Tensor, copy_N: Tensor | None = None) -> float | None:
-    """Return the standard error of a mean over images, by resamples with replacement.
+    """Return the standard error of a mean over images, from resamples with replacement.
 
     Return None for fewer than two distinct images.
     """

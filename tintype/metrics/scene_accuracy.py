@@ -1,7 +1,8 @@
-"""Scene accuracy and objects right: whether images show what their captions say, as the scene encoder reads them.
+"""Scene accuracy and objects right.
 
-Both metrics are scaled. 0 is the score of the same images on other images' prompts, and 1 is the score of real images
-of the prompts. So a model that ignores its prompts gets 0, however good its images are. An attribute counts only if the
+They measure whether images show what their captions say, as read by the scene encoder. Both metrics are scaled. The
+score 0 means as good as the same images with other images' prompts. The score 1 means as good as real images of the
+prompts. So a model that ignores its prompts gets 0, however good its images are. An attribute counts only if the
 caption states it, the encoder can read it at the image's size, and it differs between prompts.
 
 B: images. P: positions. R: positions that were read.
@@ -23,19 +24,21 @@ from tintype.metrics.resample import mean_with_error
 from tintype.vision.scene_encoder import SceneReading, visible_attributes
 
 BACKDROP_WEIGHT = 0.2
-"""Weight of background and light in an image's score. The remaining weight is for objects.
+"""Weight of background and light in an image's score. The objects have the remaining weight.
 
-An image with only background and light right scores less than this.
+So an image in which only background and light are right scores less than this weight.
 """
 SHIFTS = 64
-"""Number of other prompts that each image is compared with; if there are fewer prompts, all of them."""
+"""Number of other prompts with which each image is compared. If there are fewer other prompts, all are used."""
 UNSCALED, SHUFFLED = "share right", "share right, shuffled prompts"
-"""Parts of both metrics: the unscaled scores on the own prompts and on shuffled prompts."""
+"""Names of two parts of both metrics: the unscaled score with the own prompts, and the unscaled score with shuffled
+prompts.
+"""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """Attributes that count for each image: stated, readable, and different between scenes."""
+    """The attributes that count for each image. They are stated, readable, and different between scenes."""
 
     captions: CaptionKind
     objects: bool
@@ -51,12 +54,15 @@ class Scores:
     accuracy_B: Tensor
     objects_right_B: Tensor
     by_attribute: dict[str, float]
-    """Share of right answers for each attribute. An object that is not at its position is wrong in all attributes."""
+    """Share of right readings for each attribute.
+
+    An object that is not at its position counts as wrong in all attributes.
+    """
 
 
 @dataclass(frozen=True)
 class ReadScenes:
-    """The scene encoder's readings of generated and of real images of the same scenes."""
+    """The scene encoder's readings of generated images and of real images, for the same scenes."""
 
     reading: SceneReading
     real_reading: SceneReading
@@ -85,7 +91,7 @@ class ReadScenes:
 
     @cached_property
     def shuffled(self) -> Scores:
-        """Return the scores of the generated images on scenes of other prompts, averaged over the shuffles."""
+        """Return the scores of the generated images for scenes of other prompts, averaged over the shuffles."""
         return score_shuffled(in_indices(self.reading), self.stated, self.asked)
 
 
@@ -97,7 +103,7 @@ def in_indices(reading: SceneReading) -> SceneBatch:
 
 
 def asked_of(stated: SceneBatch, captions: CaptionKind, visible: frozenset[str]) -> Asked:
-    """Return the attributes that captions of one kind state, among those `visible` in the images."""
+    """Return the attributes that captions of this kind state, if they are in `visible`."""
     present_BP = stated.present_BP
     differs = {name: _differs(vars(stated)[f"{name}_BP"][present_BP]) for name in OBJECT_VOCABULARY}
     differs |= {name: _differs(vars(stated)[f"{name}_B"]) for name in SCENE_VOCABULARY}
@@ -120,7 +126,7 @@ def _differs(values: Tensor) -> bool:
 
 
 def score(read: SceneBatch, stated: SceneBatch, asked: Asked) -> Scores:
-    """Score the readings of images on the stated scenes."""
+    """Compare the readings of images with the stated scenes, and return the scores."""
     if asked.captions == "short":
         return _score_short(read, stated)
     at_place_BP = read.present_BP & stated.present_BP
@@ -146,7 +152,10 @@ def score(read: SceneBatch, stated: SceneBatch, asked: Asked) -> Scores:
 
 
 def _score_short(read: SceneBatch, stated: SceneBatch) -> Scores:
-    """Score named objects by colour and shape at any position, and other objects by their number."""
+    """Score short captions.
+
+    Named objects are compared by colour and shape at any position, and other objects by their number.
+    """
     named_BP = stated.present_BP & (stated.present_BP.cumsum(1) <= SHORT_NAMES_OBJECTS)
     same_BPR = _pair(stated)[:, :, None] == _pair(read)[:, None, :]
     found_B = (named_BP & (same_BPR & read.present_BP[:, None, :]).any(2)).sum(1)
@@ -168,10 +177,10 @@ def _mean(values: Tensor) -> float:
 
 
 def score_shuffled(read: SceneBatch, stated: SceneBatch, asked: Asked) -> Scores:
-    """Score each image on the scenes of the prompts that follow its own, and average.
+    """Score each image on the scenes of other prompts, and return the average score.
 
-    Each shift pairs every scene with one other image. So a model that makes the same image for all prompts gets the
-    same score here as on its own prompts.
+    The scenes are shifted, and each shift pairs every scene with one other image. So a model that makes the same image
+    for all prompts gets the same score as on its own prompts.
     """
     shifts = range(1, min(SHIFTS, len(stated) - 1) + 1)
     found = [score(read, _shifted(stated, shift), asked) for shift in shifts]
@@ -187,10 +196,11 @@ def _shifted(scenes: SceneBatch, shift: int) -> SceneBatch:
 
 
 def scaled(own_B: Tensor, shuffled_B: Tensor, real_B: Tensor) -> Tensor:
-    """Return a number for each image whose mean is (own - shuffled) / (real - shuffled), for the means of all three.
+    """Return a number for each image.
 
-    The numbers are the ratio's first-order expansion in each image. So the standard error of their mean is that of the
-    ratio.
+    Their mean is (own - shuffled) / (real - shuffled), where each term is a mean over all images. The numbers are the
+    first-order expansion of this ratio in each image's scores. So the standard error of their mean is the standard
+    error of the ratio.
     """
     floor, top = shuffled_B.mean(), real_B.mean()
     if not top > floor:

@@ -1,4 +1,4 @@
-"""Every metric, by its input. A new metric is a file, a line here, and a test."""
+"""Tables of all metrics, by their inputs. A new metric needs a file, a line in a table, and a test."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tintype.plugins.table import Table
 SCENE_METRICS = {"long": (scene_accuracy.ACCURACY, scene_accuracy.OBJECTS_RIGHT), "short": (scene_accuracy.ACCURACY,)}
 """Metrics of the scene encoder's readings, by caption column.
 
-For short captions, both metrics would have the same value, so only one is used.
+For short captions, both metrics would have the same value, so only one metric is used.
 """
 TEXT_METRICS: tuple[Metric[TextFeatures], ...] = (clip_score.SCORE, clip_score.RANK)
 """Metrics of the features of images and their captions."""
@@ -50,7 +50,7 @@ FEATURE_METRICS: Table[Metric[FeaturePair]] = Table(
 )
 """Metrics of the features of generated and reference images. Plugins can add metrics here."""
 TRAINING_METRICS: dict[str, Metric[Recall]] = {one.name: one for one in (memorisation.ANY, memorisation.OWN)}
-"""Metrics of samples of training captions and unseen captions."""
+"""Metrics that compare samples of training captions with samples of unseen captions."""
 ON_FEATURES: Table[AnyMetric] = Table("metrics", {**FEATURE_METRICS.built_in, **TRAINING_METRICS}, Metric)
 HELD_OUT_METRICS = (validation.METRIC,)
 """Metrics of the velocity's errors on held-out images."""
@@ -61,7 +61,8 @@ PAIR_METRICS: tuple[PairMetric, ...] = (reconstruction.PSNR, reconstruction.SSIM
 
 
 def revisions(kinds: Iterable[str], reals: int, prompts: Iterable[str]) -> dict[str, int]:
-    """Return the metrics whose values differ from those of their first definition, with their definition's number.
+    """Return the metrics whose values have changed since their first definition, with the number of their current
+    definition.
 
     The first definitions of fd_inf, and of mmd with a large reference, chose images by index. The first scene metrics
     were not scaled. The first validation loss used the uncorrected velocity of a contrastive loss.

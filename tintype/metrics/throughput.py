@@ -1,4 +1,4 @@
-"""Training speed as a metric, and advice on a tokenizer that takes a large share of a step."""
+"""Training speed as a metric, and advice if a tokenizer takes a large share of a step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tintype.metrics.metric import NOT_NEGATIVE, Measured, Metric
 from tintype.train.speed import Line, images_per_s
 
 MUCH_FOR_A_TOKENIZER = 0.1
-"""Above this fraction of a step's time, advice is given to cache a frozen tokenizer's latents."""
+"""If a frozen tokenizer takes more than this fraction of a step's time, advise to cache its latents."""
 
 METRIC = Metric[Sequence[Line]](
     name="images_per_s",
@@ -23,9 +23,9 @@ METRIC = Metric[Sequence[Line]](
 
 
 def tokenizer_words(share: float | None, tuned: bool = False) -> str:
-    """Return advice on a tokenizer that takes a large share of a step's time; empty if it does not.
+    """Return advice if a tokenizer takes a large share of a step's time, otherwise an empty text.
 
-    The latents of a tokenizer in training cannot be cached. Its share includes the time of its own training.
+    If the tokenizer is trained, its latents cannot be cached. Its share then includes the time of its own training.
     """
     if share is None or share <= MUCH_FOR_A_TOKENIZER:
         return ""

@@ -1,10 +1,10 @@
-"""Validation loss: the error of the velocity on unseen images at fixed noise and eight fixed times.
+"""Validation loss: the error of the velocity on unseen images, with fixed noise and at eight fixed times.
 
 The loss is measured on velocities, whatever the arm's objective is, so that arms can be compared. A contrastive loss
-shifts the optimal velocity in a known way. This shift is undone first, as in sampling (`unbias`). The loss is measured
-in the latents of the run's own tokenizer, and with the run's own noise scale. So studies do not compare this loss
-between arms with different tokenizers or `noise_scale` (`study.contrasts.another_space`). All arms read the same
-caption column here.
+shifts the optimal velocity in a known way. This shift is corrected first, as in sampling (`unbias`). The loss is
+measured in the latents of the run's own tokenizer, and with the run's own noise scale. So studies do not compare this
+loss between arms with different tokenizers or `noise_scale` (`study.contrasts.another_space`). For this loss, all arms
+read the same caption column.
 
 B: images of a batch, N: all images, T: times.
 """
@@ -53,7 +53,7 @@ METRIC = Metric(
 
 
 def name_at(size_px: int) -> str:
-    """Return the loss's name in a run's log if its images have the size of an earlier stage."""
+    """Return the loss's name in a run's log, for images that have the size of an earlier stage."""
     return f"{METRIC.name}_{size_px}_px"
 
 
@@ -67,13 +67,13 @@ def velocity_errors(
 
 
 def batches_of_one_shape(source: ImageSource, count: int, batch: int) -> list[list[int]]:
-    """Return the ids of the first images in batches, each with images of one shape."""
+    """Return the ids of the first images in batches. All images of a batch have one shape."""
     return [ids[slice(*span)] for _, ids in ids_by_shape(source, range(count)) for span in spans(0, len(ids), batch)]
 
 
 @torch.no_grad()
 def batch_errors(parts: Model, source: ImageSource, ids: Sequence[int], seed: int, caption: str = "long") -> Tensor:
-    """Return the errors of one batch as in `velocity_errors`: [T, B]."""
+    """Return the errors of one batch, as in `velocity_errors`: [T, B]."""
     draws = Draws(seed, torch.tensor(ids, device=parts.device))
     image_BCHW = source.images(ids).to(parts.device)
     height, width = image_BCHW.shape[-2:]
@@ -95,7 +95,7 @@ def batch_errors(parts: Model, source: ImageSource, ids: Sequence[int], seed: in
 
 
 def _class_tokens(parts: Model, image_BCHW: Tensor) -> dict[str, Tensor | None]:
-    """Return the class tokens of the images by the name of their loss; {} if the denoiser has no class token."""
+    """Return the images' class tokens under the name of their loss; {} if the denoiser has no class token."""
     if parts.class_tokens is None:
         return {}
     height, width = (side // parts.plan.token_px for side in image_BCHW.shape[-2:])

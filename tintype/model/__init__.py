@@ -1,4 +1,4 @@
-"""The denoiser: PRX's transformer, any size."""
+"""The denoiser: PRX's transformer, in any size."""
 
 from tintype.model.transformer import TextCache, Transformer
 

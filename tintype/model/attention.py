@@ -1,6 +1,6 @@
-"""PRX's attention: image queries attend to text and image keys. Text tokens are read and never updated.
+"""PRX's attention. Image queries attend to text keys and image keys. Text tokens are read and never updated.
 
-B: samples, L: image tokens, S: text tokens, D: width. Heads come after B: [B, heads, L, head size].
+B: samples, L: image tokens, S: text tokens, D: width. The head axis comes after B: [B, heads, L, head size].
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ KeyValue = tuple[Tensor, Tensor]
 
 
 def block_linear(size_in: int, size_out: int, precision: PrecisionSettings) -> nn.Linear:
-    """Return one of a block's large matrices, which the precision plan may multiply in FP8."""
+    """Return a linear layer for one of a block's large matrices. The precision plan may compute its products in FP8."""
     return Fp8Linear(size_in, size_out) if precision.matmul == "fp8" else nn.Linear(size_in, size_out, bias=False)
 
 
@@ -25,7 +25,7 @@ class Attention(nn.Module):
     def __init__(
         self, width: int, heads: int, precision: PrecisionSettings, qk_norm: bool = True, mixes_values: bool = False
     ) -> None:
-        """Build the layers. `mixes_values` mixes the first block's values into this block's own."""
+        """Build the layers. With `mixes_values`, the first block's values are mixed into this block's values."""
         super().__init__()
         self.heads, self.qk_norm = heads, qk_norm
         islands, size = precision.islands, width // heads
@@ -40,9 +40,9 @@ class Attention(nn.Module):
         self.value_mix = nn.Parameter(torch.full((2,), 0.5)) if mixes_values else None
 
     def read_text(self, text_BSD: Tensor) -> KeyValue:
-        """Return keys and values of the text.
+        """Return the text's keys and values.
 
-        Keys and values depend neither on the image nor on t, so sampling computes them once.
+        They depend neither on the image nor on t, so sampling computes them only once.
         """
         key, value = self._split_heads(self.txt_kv_proj(text_BSD), 2).unbind(0)
         return self.norm_added_k(key) if self.qk_norm else key, value
@@ -57,8 +57,8 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return the output, and the values of the image tokens [B, heads, L, head size].
 
-        `mask` is True for visible keys, [B, 1, 1, S + L]: it is broadcast and never expanded. `first_value` has the
-        first block's values of the same tokens (value residual, arXiv 2410.17897).
+        `mask` is True for visible keys. Its shape is [B, 1, 1, S + L], and it is broadcast without being copied.
+        `first_value` has the first block's values of the same tokens (value residual, arXiv 2410.17897).
         """
         query, key, value = self._project(token_BLD, rotation)
         if self.value_mix is not None and first_value is not None:
@@ -71,14 +71,14 @@ class Attention(nn.Module):
         return out, own_value
 
     def image_logits(self, token_BLD: Tensor, rotation: Tensor) -> Tensor:
-        """Return the attention logits between image tokens, before the softmax, in fp32: [B, heads, L, L]."""
+        """Return the attention logits between image tokens in fp32, before the softmax: [B, heads, L, L]."""
         query, key, _ = self._project(token_BLD, rotation)
         with torch.autocast(token_BLD.device.type, enabled=False):
             logits: Tensor = query.float() @ key.float().mT / query.shape[-1] ** 0.5
         return logits
 
     def _project(self, token_BLD: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values of the image, each [B, heads, L, head size]."""
+        """Return the image's queries, keys and values. Each has the shape [B, heads, L, head size]."""
         query_key, value = self._split_heads(self.img_qkv_proj(token_BLD), 3).split([2, 1])
         if self.qk_norm:
             weight = torch.stack([self.norm_q.weight, self.norm_k.weight])[:, None, None, None, :]
@@ -87,6 +87,6 @@ class Attention(nn.Module):
         return query, key, value[0]
 
     def _split_heads(self, packed_BLE: Tensor, parts: int) -> Tensor:
-        """[B, L, parts × D] -> [parts, B, heads, L, head size]."""
+        """Reshape [B, L, parts × D] to [parts, B, heads, L, head size]."""
         b, length, size = packed_BLE.shape
         return packed_BLE.view(b, length, parts, self.heads, size // (parts * self.heads)).permute(2, 0, 3, 1, 4)

@@ -1,6 +1,7 @@
-"""A class token beside the image's tokens: a noised vector goes in, its velocity comes out (REG, arXiv 2507.01467).
+"""A class token in addition to the image's tokens.
 
-B: samples. T: width of the class token. D: width of the denoiser.
+The input is a noised vector, and the output is its velocity (REG, arXiv 2507.01467). B: samples. T: width of the class
+token. D: width of the denoiser.
 """
 
 from __future__ import annotations
@@ -9,7 +10,10 @@ from torch import Tensor, nn
 
 
 class ClassToken(nn.Module):
-    """Layers between a class token and the denoiser. The last layer starts at zero, like the image's last layer."""
+    """Layers between a class token and the denoiser.
+
+    Like the image's last layer, the last layer is initialised with zeros.
+    """
 
     def __init__(self, class_width: int, width: int) -> None:
         super().__init__()
@@ -20,11 +24,11 @@ class ClassToken(nn.Module):
         nn.init.zeros_(self.out.bias)
 
     def token(self, class_BT: Tensor) -> Tensor:
-        """Embed noised class tokens as a token of the denoiser [B, 1, D]."""
+        """Embed noised class tokens as tokens of the denoiser: [B, 1, D]."""
         token_BD: Tensor = self.norm(self.embed(class_BT))
         return token_BD[:, None]
 
     def velocity(self, normed_B1D: Tensor) -> Tensor:
-        """Return the velocity [B, T] from the token after the last norm."""
+        """Return the velocity [B, T] from the class token after the last norm."""
         velocity_BT: Tensor = self.out(normed_B1D[:, 0])
         return velocity_BT.float()

@@ -1,9 +1,10 @@
-"""Linear layers whose three matrix products (output, gradient of the input, gradient of the weight) run in FP8.
+"""Linear layers in FP8.
 
-Weights keep their dtype. Both operands of a product are cast to FP8 each time, and the result is bf16. Weights and
-activations are e4m3. The output's gradient is e5m2, which has the wider range. Every row of an operand, along which the
-product sums, has its own scale. So a token's output does not depend on other tokens or images of the batch, and an
-outlier only affects its own row.
+All three matrix products run in FP8: output, gradient of the input, and gradient of the weight. Weights keep their
+dtype. Both operands are cast to FP8 for each product, and the result is bf16. Weights and activations are e4m3. The
+output's gradient is e5m2, which has the wider range. Each row of an operand has its own scale, and the product sums
+along rows. So a token's output does not depend on other tokens or images of the batch, and an outlier only affects its
+own row.
 
 M: tokens of the batch, K: size in, N: size out, R, C: rows and columns of any matrix.
 """
@@ -18,19 +19,19 @@ from torch import Tensor, nn
 from tintype.settings import FP8_MULTIPLE
 
 _LEAST = 1e-30
-"""Replaces the maximum of a row of zeros."""
+"""Used instead of the row's maximum if a row contains only zeros."""
 _CAPABILITY = (8, 9)
 
 
 def runs_on(device: torch.device) -> bool:
-    """Return whether the device has matrix units for FP8: NVIDIA's from Ada and Hopper on."""
+    """Return whether the device has matrix units for FP8. NVIDIA's GPUs have them since Ada and Hopper."""
     if device.type != "cuda" or torch.version.cuda is None:
         return False
     return torch.cuda.get_device_capability(device) >= _CAPABILITY
 
 
 class Fp8Linear(nn.Linear):
-    """A linear layer without bias. Parameters and their names are as in `nn.Linear`."""
+    """A linear layer without bias. Parameters and parameter names are those of `nn.Linear`."""
 
     def __init__(self, size_in: int, size_out: int) -> None:
         super().__init__(size_in, size_out, bias=False)
@@ -58,7 +59,7 @@ class _Products(torch.autograd.Function):
 def product(left_RK: Tensor, right_CK: Tensor, left_type: torch.dtype, fast: bool = False) -> Tensor:
     """Return left rightᵀ in bf16.
 
-    `fast` sums with fewer bits, which is enough for forward products but not for gradients.
+    With `fast`, sums use fewer bits. This is accurate enough for forward products, but not for gradients.
     """
     left_8, left_scale_R1 = scaled(left_RK, left_type)
     right_8, right_scale_C1 = scaled(right_CK, torch.float8_e4m3fn)
@@ -68,13 +69,16 @@ def product(left_RK: Tensor, right_CK: Tensor, left_type: torch.dtype, fast: boo
 
 
 def scaled(x_RC: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the matrix in FP8 and the divisor of each row [R, 1], which maps the row's maximum to FP8's maximum."""
+    """Return the matrix in FP8, and the divisor of each row [R, 1].
+
+    The divisor maps the row's maximum to FP8's maximum.
+    """
     most = torch.finfo(kind).max
     scale_R1 = x_RC.abs().amax(1, keepdim=True).float().clamp(min=_LEAST) / most
     return (x_RC.float() / scale_R1).clamp(-most, most).to(kind).contiguous(), scale_R1
 
 
 def _filled(x_MC: Tensor) -> Tensor:
-    """Pad with rows of zeros to a number of tokens that FP8 products support."""
+    """Append rows of zeros, up to a number of tokens that FP8 products support."""
     missing = -x_MC.shape[0] % FP8_MULTIPLE
     return nn.functional.pad(x_MC, (0, 0, 0, missing)) if missing else x_MC

@@ -1,8 +1,9 @@
-"""The islands of a precision plan: operations of the denoiser with their own precision.
+"""The islands of a precision plan: operations of the denoiser whose precision is set separately.
 
-In the position `bf16` every operand and every result of an island is rounded to bf16, like in torch's separate bf16
-operations. A sum is accumulated in fp32 and then rounded. The numbers are stored in fp32 for that. A compiler that
-fuses bf16 operations leaves out the roundings between them, and the island would silently be fp32 again.
+With the value `bf16`, every operand and every result of an island is rounded to bf16, as in separate bf16 operations of
+torch. A sum is accumulated in fp32 and then rounded. Between operations, the rounded numbers are stored in fp32. If
+they were stored in bf16, a compiler that fuses operations would omit the roundings. The island would then silently
+compute in fp32.
 
 B: samples, L: queries, K: keys, H: head size.
 """
@@ -20,9 +21,9 @@ _UPPER_BITS = -0x10000
 
 
 class _Rounded(torch.autograd.Function):
-    """Round to the nearest bf16, ties to even, on the bits of an fp32: compilers remove a cast to bf16 and back.
+    """Round fp32 to the nearest bf16, ties to even, by operations on the bits.
 
-    The gradient is rounded too, like the gradient of a bf16 tensor.
+    Compilers would remove a cast to bf16 and back. The gradient is rounded too, like the gradient of a bf16 tensor.
     """
 
     @staticmethod
@@ -41,13 +42,16 @@ def _nearest(x: Tensor) -> Tensor:
 
 
 def rounded(x: Tensor) -> Tensor:
-    """Return the nearest bf16 numbers, as fp32."""
+    """Return the nearest bf16 numbers, stored as fp32."""
     nearest: Tensor = _Rounded.apply(x.float())  # type: ignore[no-untyped-call]
     return nearest
 
 
 def compile_rounding_whole() -> None:
-    """Let the compiler treat each rounding as one operation: tracing dozens of them per block takes minutes."""
+    """Make the compiler treat each rounding as one operation.
+
+    Tracing dozens of roundings per block would take minutes.
+    """
     torch._dynamo.allow_in_graph(rounded)
 
 
@@ -57,14 +61,14 @@ def wide(x: Tensor) -> Tensor:
 
 
 def held(x: Tensor, position: str) -> Tensor:
-    """Return a tensor in the island's precision: rounded, wide, or unchanged (`autocast`)."""
+    """Return a tensor in the island's precision: rounded to bf16, in fp32, or unchanged (`autocast`)."""
     if position == "autocast":
         return x
     return rounded(x) if position == "bf16" else wide(x)
 
 
 def project(x: Tensor, layer: nn.Linear, position: str) -> Tensor:
-    """Apply a linear layer in the island's precision, regardless of autocast, unless the position is `autocast`."""
+    """Apply a linear layer in the island's precision. Unless this is `autocast`, torch's autocast has no effect."""
     if position == "autocast":
         out: Tensor = layer(x)
         return out
@@ -74,9 +78,10 @@ def project(x: Tensor, layer: nn.Linear, position: str) -> Tensor:
 
 
 def attend(query_BLH: Tensor, key_BKH: Tensor, value_BKH: Tensor, mask: Tensor | None, softmax: str) -> Tensor:
-    """Attend with scores, softmax and weighted sum in the island's precision. Heads come after B.
+    """Compute attention with scores, softmax and weighted sum in the island's precision. The head axis comes after B.
 
-    `fused` uses torch's own attention kernel: inputs and output in their dtype, sums and softmax in fp32 inside.
+    With `fused`, torch's own attention kernel is used. Its inputs and output keep their dtype, and it computes sums and
+    softmax in fp32.
     """
     if softmax == "fused":
         return scaled_dot_product_attention(query_BLH, key_BKH, value_BKH, attn_mask=mask)

@@ -1,6 +1,7 @@
-"""Small layers of the denoiser. Sinusoids, rotations and norms are in fp32 or better unless an island says otherwise.
+"""Small layers of the denoiser.
 
-B: samples, C: channels, H, W: latent rows and columns, L: tokens, D: width, N: positions, P: size of a flat patch.
+Sinusoids, rotations and norms compute in fp32 or better, unless an island sets another precision. B: samples, C:
+channels, H, W: latent rows and columns, L: tokens, D: width, N: positions, P: size of a flat patch.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ _EPS = 1e-6
 def sinusoid(value_B: Tensor, size: int, max_period: int, factor: float = 1.0) -> Tensor:
     """Return cosines, then sines, of `factor` × `value` at `size` / 2 geometric frequencies.
 
-    At t = 1 the fastest angle is 1000 radians, where fp32 resolves 6e-5. So the operations have diffusers' order, to
-    round alike.
+    At t = 1 the fastest angle is 1000 radians, where the resolution of fp32 is 6e-5. So the operations are in
+    diffusers' order, to get the same rounding.
     """
     half = size // 2
     index = torch.arange(half, dtype=value_B.dtype, device=value_B.device)
@@ -30,9 +31,9 @@ def sinusoid(value_B: Tensor, size: int, max_period: int, factor: float = 1.0) -
 
 
 def rotation_table(rows: int, columns: int, head_size: int, theta: int, device: torch.device) -> Tensor:
-    """Return the factors of `rotate`, [L, 2, head]: cosines, and signed sines.
+    """Return the factors for `rotate`, [L, 2, head]: cosines and signed sines.
 
-    Half of a token's angles grow with its row and half with its column.
+    Half of a token's angles depend on its row, and half on its column.
     """
     axis = head_size // 2
     frequency = 1.0 / theta ** (torch.arange(0, axis, 2, dtype=torch.float64, device=device) / axis)
@@ -44,7 +45,7 @@ def rotation_table(rows: int, columns: int, head_size: int, theta: int, device: 
 
 
 def rotate(x: Tensor, table: Tensor, rope: str = "fp32") -> Tensor:
-    """Rotate neighbouring pairs of the last axis. `table` broadcasts against [B, heads, L, 2, head]."""
+    """Rotate pairs of neighbouring numbers of the last axis. `table` broadcasts against [B, heads, L, 2, head]."""
     number = held(x, rope)
     swapped = number.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
     cosine, sine = table.to(number.dtype).unbind(-2)
@@ -54,14 +55,14 @@ def rotate(x: Tensor, table: Tensor, rope: str = "fp32") -> Tensor:
 
 
 def patchify(z_BCHW: Tensor, patch: int) -> Tensor:
-    """Split latents into flat patches: [B, C, H, W] -> [B, L, P]. A patch is flattened by channel, row, column."""
+    """Split latents into flat patches: [B, C, H, W] -> [B, L, P]. The order within a patch is channel, row, column."""
     b, c, h, w = z_BCHW.shape
     grid = z_BCHW.reshape(b, c, h // patch, patch, w // patch, patch)
     return grid.permute(0, 2, 4, 1, 3, 5).reshape(b, (h // patch) * (w // patch), c * patch * patch)
 
 
 def unpatchify(token_BLP: Tensor, patch: int, rows: int, columns: int) -> Tensor:
-    """The inverse of `patchify`."""
+    """Combine patches to latents. This is the inverse of `patchify`."""
     b, _, p = token_BLP.shape
     c = p // patch**2
     grid = token_BLP.reshape(b, rows, columns, c, patch, patch)
@@ -83,7 +84,7 @@ class VectorMLP(nn.Module):
 
 
 class ResolutionEmbedder(nn.Module):
-    """Embed the latents' height and width as a vector; half of its sinusoids encode the height, half the width."""
+    """Embeds the latents' height and width as a vector. Half of its sinusoids encode the height, and half the width."""
 
     def __init__(self, width: int, max_period: int, modulation: str) -> None:
         super().__init__()
@@ -91,14 +92,14 @@ class ResolutionEmbedder(nn.Module):
         self.mlp = VectorMLP(2 * _SIDE_SIZE, width, modulation)
 
     def forward(self, height: int, width: int, like_B: Tensor) -> Tensor:
-        """Return [B, D], in the dtype and on the device of `like_B`."""
+        """Return a tensor [B, D] with the dtype and the device of `like_B`."""
         sides = [sinusoid(torch.full_like(like_B, side), _SIDE_SIZE, self.max_period) for side in (height, width)]
         vector_BD: Tensor = self.mlp(torch.cat(sides, dim=-1))
         return vector_BD
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm, with its statistics in the precision of the island `norms`."""
+    """Root-mean-square norm. Its statistics have the precision of the island `norms`."""
 
     def __init__(self, size: int, norms: str) -> None:
         super().__init__()
@@ -117,8 +118,8 @@ def rms_norm(x: Tensor, weight: Tensor, norms: str) -> Tensor:
 class LayerNorm(nn.LayerNorm):
     """LayerNorm without weights.
 
-    In the position `bf16` it returns rounded numbers as fp32, like autocast on a GPU. The layers after it stay
-    unchanged.
+    If the island `norms` is `bf16`, the result is rounded to bf16 but stored in fp32, like autocast's result on a GPU.
+    So the layers after the norm need no change.
     """
 
     def __init__(self, width: int, norms: str) -> None:
@@ -139,7 +140,7 @@ def _by_root(number: Tensor, norms: str) -> Tensor:
 
 
 class Modulation(nn.Module):
-    """adaLN: shift, scale and gate for the attention and for the MLP, zero at the start."""
+    """adaLN: shift, scale and gate for the attention and for the MLP. All are zero at initialisation."""
 
     def __init__(self, width: int, modulation: str) -> None:
         super().__init__()
@@ -149,12 +150,12 @@ class Modulation(nn.Module):
         nn.init.zeros_(self.lin.bias)
 
     def forward(self, vector_BD: Tensor) -> Tensor:
-        """Return [B, 6 D]: shift, scale and gate of the attention, then of the MLP."""
+        """Return [B, 6 D]: shift, scale and gate of the attention, then those of the MLP."""
         return project(_activated(vector_BD, self.position), self.lin, self.position)
 
 
 class ModulationOffset(nn.Module):
-    """adaLN with one layer for all blocks, plus an offset per block (adaLN-single of PixArt-α, arXiv 2310.00426)."""
+    """adaLN with one layer for all blocks and an offset for each block (adaLN-single of PixArt-α, arXiv 2310.00426)."""
 
     def __init__(self, width: int, modulation: str) -> None:
         super().__init__()
@@ -162,7 +163,7 @@ class ModulationOffset(nn.Module):
         self.offset = nn.Parameter(torch.zeros(6 * width))
 
     def forward(self, six_B6D: Tensor) -> Tensor:
-        """Return [B, 6 D] as `Modulation` does: the shared layer's output plus this block's offset."""
+        """Return [B, 6 D] as `Modulation` does. It is the output of the shared layer plus this block's offset."""
         return held(held(six_B6D, self.position) + held(self.offset, self.position), self.position)
 
 
@@ -171,19 +172,19 @@ def _activated(vector_BD: Tensor, position: str) -> Tensor:
 
 
 def modulate(x_BLD: Tensor, scale: Tensor, shift: Tensor, position: str) -> Tensor:
-    """Scale and shift, in the precision of the island `modulation`."""
+    """Apply scale and shift, in the precision of the island `modulation`."""
     product = held(held(1 + held(scale, position), position) * held(x_BLD, position), position)
     return held(product + held(shift, position), position)
 
 
 def add_gated(token_BLD: Tensor, gate: Tensor, added_BLD: Tensor, position: str) -> Tensor:
-    """Add a gated tensor to the stream; the stream keeps its dtype."""
+    """Add a gated tensor to the token stream. The stream keeps its dtype."""
     gated = held(held(gate, position) * held(added_BLD, position), position)
     return held(held(token_BLD, position) + gated, position).to(token_BLD.dtype)
 
 
 class FinalLayer(nn.Module):
-    """Modulated norm and projection to flat patches, zero at the start."""
+    """Modulated norm and projection to flat patches. The projection is zero at initialisation."""
 
     def __init__(self, width: int, patch_size: int, norms: str, modulation: str) -> None:
         super().__init__()
@@ -195,12 +196,12 @@ class FinalLayer(nn.Module):
             nn.init.zeros_(parameter)
 
     def forward(self, token_BLD: Tensor, vector_BD: Tensor, fused: bool = False) -> Tensor:
-        """Return the flat patches. `fused` runs the norm by the fused kernels."""
+        """Return the flat patches. With `fused`, the fused kernels compute the norm."""
         projected: Tensor = self.linear(self.modulated(token_BLD, vector_BD, fused))
         return projected
 
     def modulated(self, token_BLD: Tensor, vector_BD: Tensor, fused: bool = False) -> Tensor:
-        """Return the tokens after the norm, before the projection."""
+        """Return the tokens after the modulated norm and before the projection."""
         activated = _activated(vector_BD, self.position)
         two = project(activated, self._modulation_linear(), self.position)
         if fused:

@@ -1,4 +1,4 @@
-"""Text tokens of a batch without their padding, one sample after another.
+"""Text tokens of a batch without padding, concatenated sample by sample.
 
 B: samples, S: text tokens of a sample with padding, N: rows, C: width of a token, D: width of the denoiser.
 """
@@ -17,22 +17,25 @@ from tintype.seams import TextTokens
 
 _MULTIPLE = 128
 FEW_SIZES, MANY_SIZES = 8, 64
-"""Largest number of distinct row counts: few if each is captured as a graph. Row counts are multiples of 128."""
+"""Maximum number of distinct row counts.
+
+It is small if each row count is captured as a graph. Row counts are multiples of 128.
+"""
 
 
 @dataclass(frozen=True)
 class Places:
-    """The rows of each sample's tokens: `length` rows from `first` on."""
+    """The rows of each sample's tokens. A sample has `length` rows, beginning at row `first`."""
 
     first_B: Tensor
     length_B: Tensor
     longest: int
-    """Upper bound on the tokens of a sample."""
+    """Upper bound on the number of tokens of a sample."""
     dense: int
-    """Number of leading rows that all are tokens of a sample. Rows after that may belong to no sample."""
+    """All rows before this number are tokens of a sample. Later rows may belong to no sample."""
 
     def join(self, other: Places, rows: int) -> Places:
-        """Return the places of two batches, with the other batch's rows after `rows` rows of this batch."""
+        """Return the places of two batches. The other batch's rows come after the `rows` rows of this batch."""
         return Places(
             torch.cat([self.first_B, other.first_B + rows]),
             torch.cat([self.length_B, other.length_B]),
@@ -43,7 +46,7 @@ class Places:
 
 @dataclass(frozen=True)
 class PackedText:
-    """Rows of tokens, as output by the text encoder or projected to the denoiser's width."""
+    """Rows of tokens, either as the text encoder returns them, or projected to the denoiser's width."""
 
     rows_NC: Tensor
     places: Places
@@ -57,13 +60,13 @@ class PackedText:
         return self.rows_NC, self.places.first_B, self.places.length_B
 
     def of(self, rows_NC: Tensor, first_B: Tensor, length_B: Tensor) -> PackedText:
-        """Return a packed text of the same form from these tensors, whose values may change later."""
+        """Return a packed text with these tensors. Their values may change later."""
         return PackedText(rows_NC, Places(first_B, length_B, self.longest, dense=0))
 
 
 @dataclass(frozen=True)
 class PackedKeyValue:
-    """Normed keys and values of a block, in the same rows as the text."""
+    """Keys (after their norm) and values of a block, in the same rows as the text."""
 
     key_ND: Tensor
     value_ND: Tensor
@@ -78,18 +81,18 @@ class PackedKeyValue:
 
 
 def rows_step(batch: int, most: int, sizes: int = FEW_SIZES) -> int:
-    """Return the number whose multiples are allowed as row counts.
+    """Return the step between allowed row counts.
 
-    `most` is the token count of a padded batch's sample.
+    `most` is the number of tokens of a sample in a padded batch.
     """
     return -(-batch * most // (sizes * _MULTIPLE)) * _MULTIPLE
 
 
 def pack(text: TextTokens, sizes: int = FEW_SIZES) -> PackedText:
-    """Remove the padding of a batch, then fill up the rows to one of at most `sizes` row counts.
+    """Remove the padding of a batch, then append rows up to an allowed row count.
 
-    If the host does not know the number of tokens, removing rows would make it wait for the device. Then all rows stay,
-    and each sample's tokens come before its padding.
+    At most `sizes` row counts are allowed. If the host does not know the number of tokens, it would have to wait for
+    the device to remove rows. In this case all rows are kept, and each sample's tokens come before its padding.
     """
     batch, most, _ = text.tokens_BLC.shape
     device = text.tokens_BLC.device

@@ -1,7 +1,7 @@
-"""Gather rows of each sample and put them back, with one index per row.
+"""Gather rows of each sample and write them back, with one index per row.
 
-With one index per number, as for `gather` and `scatter`, torch's deterministic mode would sort all numbers. With one
-index per row it sorts only the rows.
+`gather` and `scatter` have one index per number. With these, torch's deterministic mode would sort all numbers. With
+one index per row, it only sorts the rows.
 
 B: samples, L: rows of a sample, K: rows taken, D: width.
 """
@@ -24,5 +24,5 @@ def put_rows(x_BLD: Tensor, index_BK: Tensor, row_BKD: Tensor) -> Tensor:
 
 
 def _flat(index_BK: Tensor, rows: int) -> Tensor:
-    """Return the indices into the rows of all samples."""
+    """Return indices into the concatenated rows of all samples."""
     return (torch.arange(len(index_BK), device=index_BK.device)[:, None] * rows + index_BK).flatten()

@@ -1,4 +1,4 @@
-"""Start weights of a run other than random: the weights of another run, given by its folder or as an arm of a study."""
+"""Initial weights from another run, given by its folder or as an arm of a study."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class StartPart(Part):
     weights: Literal["raw", "average"] = Field("raw", description="The trained weights, or the run's average of them")
 
     def parent(self, run: Path) -> Path:
-        """Return the folder of the run from which the run in the folder `run` starts."""
+        """Return the folder of the other run. `run` is the folder of the run that starts."""
         raise NotImplementedError
 
     @property
     def pinned(self) -> str | None:
-        """Return the first digits of the weights' required hash; None to accept any weights."""
+        """Return the first digits of the required hash of the weights; None to accept any weights."""
         return None
 
     @property
@@ -32,7 +32,7 @@ class StartPart(Part):
 
 
 class RunStart(StartPart):
-    """Start from any run. `sha256` pins its weights; then the folder is not part of this run's identity."""
+    """Start from any run. `sha256` pins the weights. The other run's folder is then not part of this run's identity."""
 
     kind: Literal["run"] = "run"
     folder: PathText = Field(min_length=1, description="The folder of the other run")
@@ -50,9 +50,9 @@ class RunStart(StartPart):
 
 
 class ArmStart(StartPart):
-    """Start from another arm of the same study with the same seed, whose folder is beside this run's.
+    """Start from the run of another arm of the same study with the same seed. Its folder is next to this run's folder.
 
-    The study fills in `plan`. A plan decides the run, so the plan's hash stands for the weights.
+    The study fills in `plan`. The plan determines the run, so the plan's hash is enough to identify the weights.
     """
 
     kind: Literal["arm"] = "arm"

@@ -50,23 +50,25 @@ if TYPE_CHECKING:
 
 _TIME_SIZE = 256
 _LONG_FLOPS = 1e12
-"""Operations of a block's forward products below which the GPU ends before the host has started the next products."""
+"""If a block's forward products have fewer operations than this, the GPU finishes them before the host has started the
+next products.
+"""
 _FP8_FACTOR = 2
-"""Factor on that number in FP8, whose products take half the time."""
+"""Factor on `_LONG_FLOPS` with FP8, since FP8 products take half the time."""
 _STATE_BYTES = 20
-"""Bytes per parameter: weight, gradient, AdamW's two averages, and the gradient that a graph writes."""
+"""Bytes per parameter: weight, gradient, AdamW's two moments, and the gradient that a graph writes."""
 _MOST_SHAPES = 64
 _REGISTER_DEVIATION = 0.02
 _USUAL_PRECISION = PrecisionSettings()
 
 
 BlockText = Tensor | KeyValue | PackedText | PackedKeyValue
-"""The text input of a block: projected text, or its keys and values; packed for the fused kernels."""
+"""The text input of a block: the projected text, or its keys and values. For the fused kernels, it is packed."""
 
 
 @dataclass(frozen=True)
 class TextCache:
-    """The text's keys and values in each block, and its padding mask unless the text is packed."""
+    """The text's keys and values in each block. If the text is not packed, it also has the padding mask."""
 
     per_block: tuple[KeyValue | PackedKeyValue, ...]
     mask_BS: Tensor | None
@@ -85,7 +87,7 @@ class TextCache:
 
     @property
     def longest(self) -> int:
-        """Return an upper bound on the tokens per sample of a packed text."""
+        """Return an upper bound on the number of tokens per sample of a packed text."""
         return self.packed[0].places.longest
 
     @property
@@ -95,14 +97,14 @@ class TextCache:
         return places.first_B, places.length_B, *(tensor for pair in pairs for tensor in pair)
 
     def of(self, first_B: Tensor, length_B: Tensor, *keys_values: Tensor) -> TextCache:
-        """Return a packed text of the same form from these tensors, whose values may change later."""
+        """Return a packed text with these tensors. Their values may change later."""
         places = Places(first_B, length_B, self.longest, dense=0)
         pairs = zip(keys_values[::2], keys_values[1::2], strict=True)
         return TextCache(tuple(PackedKeyValue(key_ND, value_ND, places) for key_ND, value_ND in pairs), None)
 
 
 class Block(nn.Module):
-    """Modulated attention and gated MLP, each added to the stream through a gate."""
+    """Modulated attention and gated MLP. Each is added to the token stream through a gate."""
 
     def __init__(self, settings: ModelSettings, precision: PrecisionSettings, first: bool = False) -> None:
         super().__init__()
@@ -129,9 +131,9 @@ class Block(nn.Module):
         rotation: Tensor,
         first_value: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Return the tokens. If later blocks mix in the first block's values, the first block also returns these.
+        """Return the tokens. The first block also returns its values, if later blocks mix them in.
 
-        Packed text goes through the fused kernels.
+        Packed text is processed by the fused kernels.
         """
         if isinstance(text, PackedText | PackedKeyValue):
             return self._fused(token_BLD, text, vector_BD, rotation)
@@ -147,9 +149,9 @@ class Block(nn.Module):
         return (token_BLD, value.clone()) if self.gives_value else token_BLD  # FSDP2 wants no views
 
     def image_logits(self, token_BLD: Tensor, vector_BD: Tensor, rotation: Tensor) -> Tensor:
-        """Return the attention logits between this block's input image tokens, before the softmax.
+        """Return the attention logits between the image tokens that enter this block, before the softmax.
 
-        The logits are computed separately by plain operations, since attention kernels do not store them.
+        The logits are computed separately with plain operations, since attention kernels do not store them.
         """
         shift, scale, *_ = self.modulation(vector_BD)[:, None, :].chunk(6, dim=-1)
         return self.attention.image_logits(
@@ -157,9 +159,9 @@ class Block(nn.Module):
         )
 
     def read_text(self, text: Tensor | PackedText) -> KeyValue | PackedKeyValue:
-        """Return keys and values of the text.
+        """Return the text's keys and values.
 
-        Keys and values depend neither on the image nor on t, so sampling computes them once.
+        They depend neither on the image nor on t, so sampling computes them only once.
         """
         if isinstance(text, Tensor):
             return self.attention.read_text(text)
@@ -172,17 +174,17 @@ class Block(nn.Module):
             return self._kernels().run(token_BLD.bfloat16(), text, vector_BD, rotation.squeeze(1))
 
     def refresh(self) -> None:
-        """Cast the weights that have changed, before a graph reads their copies."""
+        """Cast the weights that have changed. This must happen before a graph reads the copies."""
         self._kernels().weights.refresh()
 
     def copies(self) -> list[Copy]:
-        """Return the cast copies of weights that this block reads; empty before its first fused pass."""
+        """Return the cast copies of weights that this block reads; empty before the block's first fused pass."""
         return [] if self._on_kernels is None else self._on_kernels.weights.copies()
 
     def _kernels(self) -> FusedBlock:
-        """Return the fused kernels on this block's weights, with their bf16 or FP8 copies.
+        """Return the fused kernels with bf16 or FP8 copies of this block's weights.
 
-        FSDP2 gathers weights for each pass, so copies cannot be cached then.
+        Under FSDP2, copies cannot be cached, since it gathers the weights for each pass.
         """
         if self._on_kernels is None or isinstance(self, FSDPModule):
             from tintype.model.fused.block import FusedBlock
@@ -228,7 +230,7 @@ class Transformer(nn.Module):
     def fused_on(self, device: torch.device) -> bool:
         """Return whether the blocks use the fused kernels on this device.
 
-        If not, compile the blocks at the first call.
+        If they do not, compile the blocks at the first call.
         """
         if device not in self._fused:
             reason = why_plain(self.settings, self._precision, device)
@@ -249,9 +251,10 @@ class Transformer(nn.Module):
         return TextCache(tuple(block.read_text(projected) for block in self._blocks()), mask_BS)
 
     def copies(self) -> list[Copy]:
-        """Return the cast copies of weights that the blocks read, for an optimizer that updates them with the weights.
+        """Return the cast copies of weights that the blocks read.
 
-        Empty under FSDP2, which gathers weights for each pass.
+        An optimizer can update them together with the weights. The result is empty under FSDP2, which gathers weights
+        for each pass.
         """
         if isinstance(self.blocks[0], FSDPModule):
             return []
@@ -278,11 +281,11 @@ class Transformer(nn.Module):
         attention_taps: frozenset[int] = frozenset(),
         class_BT: Tensor | None = None,
     ) -> Output | Tapped:
-        """Return the prediction, and the output tokens of the blocks `taps` in `Output.features`.
+        """Return the prediction. `Output.features` has the output tokens of the blocks `taps`.
 
-        Blocks are counted from 0. With `only_taps` no block runs after the last tapped block, and there is no
-        prediction. `attention_taps` are blocks whose attention between image tokens comes back in `Output.attention`.
-        `class_BT` are noised class tokens, for a denoiser with a class token.
+        Blocks are counted from 0. With `only_taps`, no block after the last tapped block runs, and there is no
+        prediction. `Output.attention` has the attention between image tokens in the blocks `attention_taps`. `class_BT`
+        are noised class tokens, for a denoiser with a class token.
         """
         if (class_BT is None) != (self.class_token is None):
             raise TypeError("class_BT goes with model.class_token: give both or neither")
@@ -296,7 +299,7 @@ class Transformer(nn.Module):
         return self._pass(x_t_BCHW, t_B, given, route, taps, only_taps, attention_taps, class_BT)
 
     def _waits_for_host(self, x_t_BCHW: Tensor, route: Route | None) -> bool:
-        """Return whether a pass is so short that the host limits it, and can be captured as a graph."""
+        """Return whether a pass is so short that the host limits its speed. Such a pass can be captured as a graph."""
         if route is not None and route.merge is not None:  # which has weights of its own
             return False
         if self.settings.activation_checkpointing or isinstance(self.blocks[0], FSDPModule):
@@ -309,9 +312,9 @@ class Transformer(nn.Module):
         )
 
     def _fits_twice(self, tokens: int, device: torch.device) -> bool:
-        """Return whether the device can hold the activations of two passes besides the training state.
+        """Return whether the device has enough memory for the training state and the activations of two passes.
 
-        A graph keeps its memory, and passes of other shapes need memory in addition.
+        A graph keeps its memory, and passes with other shapes need memory in addition.
         """
         settings = self.settings
         activations = 2 * tokens * settings.depth * (11 * settings.width + 3 * settings.hidden)  # bf16, in `Trace`
@@ -457,19 +460,21 @@ class Transformer(nn.Module):
 
 
 def is_short(settings: ModelSettings, precision: PrecisionSettings, tokens: int) -> bool:
-    """Return whether a block's products with this many tokens end before the host has started the next products."""
+    """Return whether the GPU finishes a block's products for this many tokens before the host has started the next
+    products.
+    """
     flops = 2 * tokens * settings.width * (4 * settings.width + 3 * settings.hidden)
     return flops < _LONG_FLOPS * (_FP8_FACTOR if precision.matmul == "fp8" else 1)
 
 
 def allow_shapes() -> None:
-    """Raise torch's limit of eight compiled shapes, since training, sampling and routes each have their own shapes."""
+    """Raise torch's limit of eight compiled shapes, since training, sampling and routes each have different shapes."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_SHAPES)
 
 
 @cache
 def _rotation(rows: int, columns: int, head_size: int, theta: int, device: torch.device) -> Tensor:
-    """Return the factors of `rotate` at a fixed memory address, which a captured graph can read."""
+    """Return the factors for `rotate` at a fixed memory address, so that a captured graph can read them."""
     with torch.inference_mode(False):  # a cached table may serve training after it was made while sampling
         return rotation_table(rows, columns, head_size, theta, device)[None, None]
 
@@ -489,14 +494,14 @@ def _key_mask(mask_BS: Tensor | None, image_tokens: int) -> Tensor | None:
 
 
 def _keep(token_BLD: Tensor, rotation: Tensor, kept_BK: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the kept tokens, each with its own rotation."""
+    """Return the kept tokens and their rotation factors."""
     if kept_BK is None:
         return token_BLD, rotation
     return take_rows(token_BLD, kept_BK), rotation[0, 0][kept_BK][:, None]
 
 
 def _append(token_BLD: Tensor, rotation: Tensor, own_BRD: Tensor) -> tuple[Tensor, Tensor]:
-    """Append tokens without a position, which are not rotated: registers (arXiv 2309.16588), a class token."""
+    """Append tokens without a position, which are not rotated: registers (arXiv 2309.16588) and a class token."""
     still = rotation.new_zeros(*rotation.shape[:2], own_BRD.shape[1], *rotation.shape[3:])
     still[..., 0, :] = 1  # cosines
     return torch.cat([token_BLD, own_BRD], dim=1), torch.cat([rotation, still], dim=2)
@@ -507,7 +512,7 @@ def _without_appended(token_BLD: Tensor, appended: int) -> Tensor:
 
 
 def _keep_appended(kept_BK: Tensor | None, tokens: int, appended: int) -> Tensor | None:
-    """Add the appended tokens to the kept tokens. If no token is kept, keep none of the appended ones either."""
+    """Add the appended tokens to the kept tokens. If no token is kept, also keep no appended token."""
     if kept_BK is None or not appended or not kept_BK.shape[1]:
         return kept_BK
     own_R = torch.arange(tokens - appended, tokens, device=kept_BK.device)
@@ -515,7 +520,7 @@ def _keep_appended(kept_BK: Tensor | None, tokens: int, appended: int) -> Tensor
 
 
 def _kept_value(value: Tensor | None, kept_BK: Tensor | None) -> Tensor | None:
-    """Return the first block's values [B, heads, L, head size] of the kept tokens."""
+    """Return the first block's values for the kept tokens: [B, heads, L, head size]."""
     if value is None or kept_BK is None:
         return value
     batch, heads, _, size = value.shape

@@ -1,4 +1,4 @@
-"""Optimizers and weight averages, one file each with its settings, and the tables that list them."""
+"""Optimizers and weight averages. Each has a module with its settings, and tables list all of them."""
 
 from tintype.optim.adamw import AdamWSettings
 from tintype.optim.ema import EmaSettings

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tintype.optim.adamw_kernel import Chunks, Moved
 
 _CHUNK_NUMBERS = 1 << 26
-"""Number of weights that are converted to fp32 at a time."""
+"""Number of weights that are converted to fp32 in one chunk."""
 
 
 class AdamWSettings(OptimizerPart):
@@ -45,7 +45,7 @@ class AdamWSettings(OptimizerPart):
 
 
 class AdamW(torch.optim.Optimizer):
-    """AdamW. Moments have the dtype and the sharding of their weights. If `found_inf` is 1, nothing changes.
+    """AdamW. Moments have the dtype and the sharding of their weights. If `found_inf` is 1, a step changes nothing.
 
     Every number is updated independently, so a rank updates its shards without communication.
     """
@@ -53,11 +53,14 @@ class AdamW(torch.optim.Optimizer):
     found_inf: Tensor | None = None
     update_number: int = 0
     gradient_factor: Tensor | None = None
-    """Scalar by which `step` multiplies the gradients if `clips` is set, so that clipping needs no separate pass."""
+    """Scalar by which `step` multiplies the gradients if `clips` is set. Clipping then needs no separate pass."""
     averaging: AverageUpdate | None = None
-    """Update of the weight averages that `step` does in its own pass if it can."""
+    """An update of the weight averages. If possible, `step` computes it in the same pass as the weights."""
     copies: Sequence[Copy] = ()
-    """Cast copies of weights. `step` updates those that it can; the other copies are stale afterwards."""
+    """Cast copies of weights.
+
+    `step` updates the copies that its kernel supports. The other copies are then outdated.
+    """
 
     def __init__(self, settings: AdamWSettings, parameters: Sequence[torch.nn.Parameter], storage: Storage) -> None:
         super().__init__(parameters, {"lr": settings.lr, "fused": True})  # by which torch loads step counts right
@@ -113,7 +116,7 @@ class AdamW(torch.optim.Optimizer):
 
 
 def _fits_kernel(parameter: Tensor) -> bool:
-    """Return whether the one-pass kernel supports a parameter."""
+    """Return whether the kernel that updates weights in one pass supports a parameter."""
     whole = not is_sharded(parameter) and parameter.dtype == torch.float32 and parameter.is_contiguous()
     return whole and runs_kernels(parameter.device)
 
@@ -125,7 +128,7 @@ def runs_kernels(device: torch.device) -> bool:
 def step_adamw(
     optimizer: Any, settings: AdamWSettings, parameters: Sequence[Tensor], lr: float, storage: Storage
 ) -> None:
-    """Take a step with those parameters of an optimizer that have a gradient."""
+    """Take an optimizer step with the parameters that have a gradient."""
     moving = [parameter for parameter in parameters if parameter.grad is not None]
     for device, cut in dict.fromkeys((parameter.device, is_sharded(parameter)) for parameter in moving):
         generator = storage.generator(device, optimizer.update_number, cut)

@@ -1,7 +1,7 @@
-"""AdamW in one pass over weights, gradients and moments, including clipping, weight averages and cast copies.
+"""AdamW in one pass over weights, gradients and moments. The pass includes clipping, weight averages and cast copies.
 
-In a module of its own, since not every system has Triton. Plain form: torch's fused AdamW on gradients multiplied by
-the factor, then `averages.Update.finish` and `runtime.copies.cast`.
+This is a separate module, since not every system has Triton. The plain form is torch's fused AdamW with gradients
+multiplied by the factor, then `averages.Update.finish` and `runtime.copies.cast`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COPY_TYPES = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 @triton.jit
 def _pointer(table, column, KIND: tl.constexpr):
-    """Return one of a weight's addresses, or 0 if the weight has no such tensor."""
+    """Return an address from a weight's row of the address table; 0 if the weight has no such tensor."""
     return tl.multiple_of(tl.load(table + column).to(tl.pointer_type(KIND)), 16)
 
 
@@ -80,7 +80,7 @@ def _adamw(table, shares, sizes, owners, starts, corrections, factor, skipped, l
 
 
 class Chunks:
-    """The part of a weight that each program updates, the same at every step."""
+    """The range of a weight that each program updates. It is the same at every step."""
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
         device = weights[0].device
@@ -95,7 +95,7 @@ class Chunks:
 
 @dataclass(frozen=True)
 class Moved:
-    """A weight with all tensors that the pass reads and writes for it."""
+    """A weight, and all tensors that the pass reads and writes for this weight."""
 
     weight: Tensor
     gradient: Tensor
@@ -106,21 +106,21 @@ class Moved:
     averages: Sequence[Tensor]
 
     def addresses(self, averages: int) -> list[int]:
-        """Return a row of the address table, with 0 for missing tensors."""
+        """Return a row of the address table. Missing tensors have the address 0."""
         four = [one.data_ptr() for one in (self.weight, self.gradient, self.mean, self.square)]
         copy = 0 if self.copy is None else self.copy.values.data_ptr()
         return [*four, copy, *([one.data_ptr() for one in self.averages] or [0] * averages)]
 
 
 def is_aligned(x: Tensor) -> bool:
-    """Return whether a tensor is aligned for the pass, which loads four numbers at once."""
+    """Return whether a tensor is aligned such that the pass can load four numbers at once."""
     return x.is_contiguous() and x.data_ptr() % _ALIGNED_BYTES == 0
 
 
 def takes(copy: Copy) -> bool:
-    """Return whether the pass can keep a copy fresh.
+    """Return whether the pass can keep a copy up to date.
 
-    The copy must have its weight's values, since a skipped step writes none.
+    The copy must already equal its weight, since a skipped step does not write it.
     """
     return copy.fresh and is_aligned(copy.values) and copy.values.dtype in COPY_TYPES
 
@@ -138,7 +138,10 @@ def step(
     eps: float,
     weight_decay: float,
 ) -> None:
-    """Update the weights by their gradients times `factor`, and the averages by `shares`, unless `skipped` is 1."""
+    """Update the weights by their gradients times `factor`, and the averages by `shares`.
+
+    If `skipped` is 1, change nothing.
+    """
     steps = [one.step for one in moved]
     taken = (1 - skipped).to(steps[0].dtype)
     torch._foreach_add_(steps, [taken] * len(steps))  # one tensor for all would be read by the host, which waits

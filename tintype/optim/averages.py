@@ -1,6 +1,7 @@
-"""Weight averages of every kind. Each update moves an average towards the weights, alone or in the optimizer's pass.
+"""Weight averages of every kind.
 
-A: averages of each weight.
+An update moves an average towards the weights. It runs separately, or in the optimizer's pass. A: averages of each
+weight.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from tintype.runtime.layout import local
 
 
 class Averages:
-    """One or several averages of given weights, which the optimizer updates in place."""
+    """One or several averages of given weights. The optimizer can update them together with the weights."""
 
     def __init__(self, weights: Mapping[str, Tensor], averages: Sequence[Mapping[str, Tensor]]) -> None:
         self._weights = [local(weight.detach()) for weight in weights.values()]
@@ -27,19 +28,19 @@ class Averages:
         return self._weights[0].device
 
     def update(self, skipped: Tensor) -> None:
-        """Move the averages towards the weights, unless `skipped` (a scalar on their device) is 1."""
+        """Move the averages towards the weights. If `skipped` (a scalar on their device) is 1, change nothing."""
         self.begin(skipped).finish()
 
     @torch.no_grad()
     def begin(self, skipped: Tensor) -> Update:
-        """Count an update and return it. Its owner must move the averages after the weights."""
+        """Count an update and return it. The caller must apply it after the weights have changed."""
         moved = [[local(average) for average in one.values()] for one in self._averages]
         return Update(self._shares(1 - skipped), self._weights, self._index, moved)
 
     def _shares(self, taken: Tensor) -> list[Tensor]:
         """Count an update if `taken` is 1.
 
-        Return each average's step towards the weights as a fraction; 0 if not taken.
+        Return the fraction by which each average moves towards the weights; 0 if `taken` is 0.
         """
         raise NotImplementedError
 
@@ -47,7 +48,7 @@ class Averages:
 class Update:
     """One update of the averages.
 
-    The optimizer takes the averages of the weights that it moves; `finish` moves the rest.
+    The optimizer takes the averages of weights that it updates in one pass; `finish` moves all other averages.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Update:
         self._taken = set[int]()
 
     def take(self, weight: Tensor) -> list[Tensor]:
-        """Return the averages of a weight, which the caller then moves; empty if the weight has none."""
+        """Return the averages of a weight; empty if it has none. The caller must then move these averages."""
         index = self._index.get(id(weight))
         if index is None:
             return []

@@ -1,21 +1,23 @@
 """The exponential weight average, in fp32 regardless of the weights' dtype.
 
-Update n moves the average by w of the way to the weights. With a fixed decay d from the initial weights on, w = 1 - d,
-and decay^n of the average is the random init: 55% after 600 updates at 0.999. So by default the decay is ramped:
+Update n moves the average towards the weights by a fraction w. With a fixed decay d, w is 1 - d, and the random initial
+weights have a share of d^n in the average. For d = 0.999, this share is 55% after 600 updates. So by default the decay
+is ramped:
 
     w = max(1 - d, 10 / (n + 9))
 
-The first update copies the weights, so the init has no share at any length of training. During the ramp, the weights of
-update k have the share C(k + 8, 9) / C(n + 9, 10). The standard deviation of this profile is about 8% of the training
-so far. From n = 10 / (1 - d) - 9 on, the decay is d. timm and diffusers ramp the decay as (1 + n) / (10 + n). That is
-this ramp one update later, so their first update keeps a tenth of the init.
+The first update copies the weights, so the initial weights never have a share. During the ramp, the weights of update k
+have the share C(k + 8, 9) / C(n + 9, 10). The standard deviation of this profile is about 8% of the training so far.
+From n = 10 / (1 - d) - 9 on, the decay is d. timm and diffusers ramp the decay as (1 + n) / (10 + n). Their ramp is one
+update later, so their first update keeps a tenth of the initial weights.
 
-Adam's bias correction, w = (1 - d) / (1 - d^n), is not used here. Bias correction leaves the init out too. But while n
-is below 1 / (1 - d), it is close to the plain mean of all weights so far, including those of the first steps. Measured
-on `pocket` (600 steps, decay 0.999, one seed), scene accuracy and validation loss: raw weights 0.430 and 0.141; fixed
-decay 0.245 and 0.697; bias correction 0.383 and 0.182; this ramp 0.429 and 0.141.
+Adam's bias correction, w = (1 - d) / (1 - d^n), is not used here. With bias correction, the initial weights also have
+no share. But while n is below 1 / (1 - d), the result is close to the plain mean of all weights so far, including those
+of the first steps. Scene accuracy and validation loss were measured on `pocket` (600 steps, decay 0.999, one seed). Raw
+weights reached 0.430 and 0.141, a fixed decay 0.245 and 0.697. Bias correction reached 0.383 and 0.182, and this ramp
+0.429 and 0.141.
 
-Differs: PRX has a fixed decay from the initial weights on, 0.999 every 10 steps: `ramp=false, every=10`.
+Differs: PRX has a fixed decay of 0.999 every 10 steps, beginning with the initial weights (`ramp=false, every=10`).
 """
 
 from __future__ import annotations
@@ -31,15 +33,15 @@ from tintype.optim.part import AverageSettings
 from tintype.settings import PlanView
 
 UPDATES = "updates"
-"""Name of the number of updates among the tensors of an average."""
+"""Name of the tensor with the number of updates, among the tensors of an average."""
 _RAMP = 10
-"""Constant of the ramp: update n moves the average by at least `_RAMP` / (n + `_RAMP` - 1)."""
+"""Constant of the ramp. Update n moves the average by at least the fraction `_RAMP` / (n + `_RAMP` - 1)."""
 
 
 class EmaSettings(AverageSettings):
     """An exponential weight average in fp32.
 
-    These settings have no `kind`, so that plans from before other averages existed stay valid.
+    These settings have no `kind`, so that plans from before there were other averages stay valid.
     """
 
     decay: float = Field(0.999, ge=0, lt=1, description="Share of the average that each update keeps")
@@ -69,7 +71,7 @@ class EmaSettings(AverageSettings):
     def sampled(self, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the average.
 
-        Before the first update of a ramp, return nothing, so that the weights themselves are used.
+        Before the first update of a ramp, return nothing. Sampling then uses the weights themselves.
         """
         if UPDATES in stored and not stored[UPDATES]:
             return {}
@@ -77,10 +79,10 @@ class EmaSettings(AverageSettings):
 
 
 class Ema(Averages):
-    """The average of given weights, which the optimizer updates in place.
+    """The average of given weights, which the optimizer can update.
 
-    A ramp starts from zeros, so that the first update copies the weights exactly. Updates are counted on the device, so
-    that a skipped step leaves no trace and the host does not wait.
+    A ramp starts from zeros, so that the first update copies the weights exactly. The device counts the updates. So a
+    skipped step is not counted, and the host does not wait.
     """
 
     def __init__(self, decay: float, weights: Mapping[str, Tensor], *, ramp: bool = True) -> None:

@@ -1,9 +1,10 @@
-"""Muon: the 2-D weights of the blocks follow their orthogonalised momentum, the rest uses AdamW (arXiv 2502.16982).
+"""Muon: the 2-D weights of the blocks are updated by their orthogonalised momentum, all others by AdamW (arXiv
+2502.16982).
 
 The Newton-Schulz iteration replaces the singular values of a matrix by numbers near one. The iteration runs on batches
 of matrices of equal shape. Optional settings are the coefficients of Polar Express (arXiv 2505.16932), NorMuon's equal
 step sizes for all rows (arXiv 2510.05491, `optim/row_norm.py`), and cautious weight decay (arXiv 2510.12402). Cautious
-weight decay only decays weights that the step also shrinks.
+weight decay only applies to weights that the step also shrinks.
 
 N: matrices of a batch, R: rows, C: columns.
 """
@@ -36,7 +37,7 @@ from tintype.runtime.layout import ONE, Layout, is_sharded, local
 T = TypeVar("T")
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Coefficients of x -> a x + b x^3 + c x^5, steepest at zero. Five steps bring [0.01, 1] to about [0.7, 1.2]."""
+"""Coefficients of x -> a x + b x^3 + c x^5, which is steepest at zero. Five steps map [0.01, 1] to about [0.7, 1.2]."""
 POLAR_EXPRESS = (
     (8.28721201814563, -23.595886519098837, 17.300387312530933),
     (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
@@ -47,14 +48,17 @@ POLAR_EXPRESS = (
     (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
     (1.875, -1.25, 0.375),
 )
-"""Polynomial of each step, optimal on the interval that remains of [0.001, 1] after the earlier steps (algorithm 1)."""
+"""Polynomial of each step (algorithm 1). Each is optimal on the interval to which the earlier steps map [0.001, 1]."""
 _SAFETY = 1.01
-"""Rounding can make a singular value exceed its bound by this factor. The last polynomial needs no such margin."""
+"""Factor by which a singular value may exceed its bound because of rounding.
+
+The last polynomial needs no such margin.
+"""
 _SMALLEST_NORM = 1e-7
 _LARGE_NUMBERS = 1 << 25
-"""Batch size in numbers above which memory traffic limits, and below which kernel launches limit."""
+"""Batch size in numbers. Larger batches are limited by memory traffic, and smaller batches by kernel launches."""
 _FUSED = {"img_qkv_proj.weight": 3, "txt_kv_proj.weight": 2, "modulation.lin.weight": 6}
-"""Matrices that stack several matrices by rows, with their number."""
+"""Parameters in which several matrices are stacked by rows, with the number of matrices."""
 
 
 class MuonSettings(OptimizerPart):
@@ -115,7 +119,10 @@ class MuonSettings(OptimizerPart):
         return {self.kind: [n for n in named if n in taken], self.adamw.kind: [n for n in named if n not in taken]}
 
     def taken(self, named: Mapping[str, Tensor]) -> set[str]:
-        """Return the names of the orthogonalised parameters. A matrix of one row or column is not orthogonalised."""
+        """Return the names of the parameters that are orthogonalised.
+
+        A matrix with only one row or column is not orthogonalised.
+        """
         found = {name for name, parameter in named.items() if name.startswith(self.matrices) and _is_matrix(parameter)}
         if not self.modulation:
             found = {name for name in found if not name.endswith("modulation.lin.weight")}
@@ -135,7 +142,7 @@ def _is_matrix(parameter: Tensor) -> bool:
 class Muon(torch.optim.Optimizer):
     """Muon.
 
-    The first group has the matrices, the second group, if any, has AdamW's parameters in torch's fused form.
+    The first group has the matrices. The second group, if any, has the parameters that torch's fused AdamW updates.
     """
 
     found_inf: Tensor | None = None
@@ -161,7 +168,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Take a step with all parameters. If `found_inf` is 1, nothing changes, like in torch's fused optimizers."""
+        """Take a step with all parameters. As in torch's fused optimizers, nothing changes if `found_inf` is 1."""
         if closure is not None:
             raise NotImplementedError("closures are not supported")
         matrices, *others = self.param_groups
@@ -190,7 +197,10 @@ class Muon(torch.optim.Optimizer):
         return adamw_slots(parameter, self.storage)
 
     def _same(self, batches: Sequence[_Batch], fused: bool) -> bool:
-        """Return whether every step starts the same kernels: without communication and without random numbers."""
+        """Return whether every step starts the same kernels.
+
+        This is the case without communication and without random numbers.
+        """
         on_gpu = all(parameter.is_cuda for batch in batches for parameter in batch.parameters)
         return on_gpu and not fused and self._layout.world.size == 1 and self.storage.rounding == "nearest"
 
@@ -217,7 +227,7 @@ class Muon(torch.optim.Optimizer):
         gradients: list[Tensor],
         generator: torch.Generator | None,
     ) -> None:
-        """Update this rank's shards of the matrices, with steps computed by the rank that gathered the full matrix."""
+        """Update this rank's shards of the matrices. For each matrix, the rank that gathered it computes the step."""
         settings = self.settings
         parameters = [parameter for batch in batches for parameter in batch.parameters]
         moves = 1 - skipped
@@ -250,7 +260,7 @@ def _momentum(state: dict[str, Tensor], parameter: Tensor) -> Tensor:
 
 
 ROWS = "rows"
-"""Name of the state slot with the rows' mean squares."""
+"""Name of the optimizer slot with the rows' mean squares."""
 
 
 def _rows(state: dict[str, Tensor], parameter: Tensor) -> Tensor:
@@ -262,7 +272,10 @@ def _rows(state: dict[str, Tensor], parameter: Tensor) -> Tensor:
 def aim(
     gradients: list[Tensor], momenta: list[Tensor], moves: Tensor, momentum: float, nesterov: bool, dtype: torch.dtype
 ) -> list[Tensor]:
-    """Add the gradients to the momenta, unless `moves` is 0, and return the matrices to orthogonalise."""
+    """Add the gradients to the momenta, and return the matrices to orthogonalise.
+
+    If `moves` is 0, the momenta do not change.
+    """
     # A gradient that is not finite times zero is not zero, but its bits are.
     bits = torch._foreach_mul([gradient.float().view(torch.int32) for gradient in gradients], moves.to(torch.int32))
     given = [one.view(torch.float32) for one in bits]
@@ -278,7 +291,10 @@ def aim(
 def aim_at_once(
     gradients: list[Tensor], momenta: list[Tensor], moves: Tensor, momentum: float, nesterov: bool, dtype: torch.dtype
 ) -> list[Tensor]:
-    """Do as `aim` for all matrices at once: the host starts a few kernels, however many matrices there are."""
+    """Do the same as `aim` for all matrices together.
+
+    The host starts only a few kernels, however many matrices there are.
+    """
     given = torch.where(moves > 0, _flatten_dense_tensors(gradients).float(), 0.0)
     moved = _flatten_dense_tensors(momenta).float()
     moved = moved + (given - moved) * ((1 - momentum) * moves)
@@ -288,10 +304,10 @@ def aim_at_once(
 
 
 def go(weights: list[Tensor], steps: list[Tensor], size: Tensor, keep: Tensor | None, cautious: bool = False) -> None:
-    """Decay the weights by the factor `keep`, then add the steps times `size`.
+    """Multiply the weights by the decay factor `keep`, then add the steps times `size`.
 
-    With `cautious`, only weights with the sign of their step decay. The step also shrinks these, since `size` is
-    negative.
+    With `cautious`, the decay applies only to weights that have the same sign as their step. The step also shrinks
+    these weights, since `size` is negative.
     """
     if keep is not None and cautious:
         shrinks = [weight * step >= 0 for weight, step in zip(weights, steps, strict=True)]
@@ -307,7 +323,7 @@ def go_cautiously(weights: list[Tensor], steps: list[Tensor], size: Tensor, keep
 
 @lru_cache(maxsize=4)
 def _fused(function: Callable[..., T]) -> Callable[..., T]:
-    """Compile the function so that each number is read and written once, with one kernel per batch."""
+    """Compile the function to one kernel per batch, so that each number is read and written only once."""
     from tintype.model.transformer import allow_shapes
 
     allow_shapes()
@@ -319,11 +335,11 @@ _TYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 @dataclass(frozen=True)
 class _Batch:
-    """Parameters whose matrices have one shape after transposing tall matrices to wide ones."""
+    """Parameters whose matrices have the same shape, after tall matrices are transposed to wide ones."""
 
     parameters: list[Tensor]
     parts: list[int]
-    """Number of matrices stacked by rows in each parameter."""
+    """Number of matrices that are stacked by rows in each parameter."""
     scale: float
     spread: Spread
 
@@ -333,13 +349,16 @@ class _Batch:
 
     @property
     def numbers(self) -> int:
-        """Return about how many numbers a rank holds. All ranks get the same result."""
+        """Return the approximate number of values that a rank holds. All ranks get the same result."""
         return sum(parameter.numel() for parameter in self.parameters) // self.spread.layout.shards
 
     def orthogonalise(
         self, settings: MuonSettings, kind: torch.dtype, which: Sequence[int], matrices: list[Tensor]
     ) -> list[Tensor]:
-        """Orthogonalise the matrices of some parameters as one batch. `which` has wide parameters before tall ones."""
+        """Orthogonalise the matrices of some parameters as one batch.
+
+        In `which`, wide parameters come before tall ones.
+        """
         parts = [self.parts[index] for index in which]
         wide = sum(one.shape[0] // count <= one.shape[1] for one, count in zip(matrices, parts, strict=True))
         stacks = [_stacked(matrices[:wide], parts[:wide])] if wide else []
@@ -354,7 +373,7 @@ class _Batch:
 def _stacked(matrices: list[Tensor], parts: list[int]) -> Tensor:
     """Stack all parts of the matrices to one batch.
 
-    If nothing must be split, this is one call, which saves host time.
+    If no matrix has several parts, this is a single call, which saves host time.
     """
     if set(parts) == {1}:
         return torch.stack(matrices)
@@ -362,7 +381,7 @@ def _stacked(matrices: list[Tensor], parts: list[int]) -> Tensor:
 
 
 def _apart(stack_NRC: Tensor, parts: list[int]) -> Sequence[Tensor]:
-    """Undo `_stacked`."""
+    """Split a batch into matrices. This is the inverse of `_stacked`."""
     if set(parts) == {1}:
         return stack_NRC.unbind()
     return [one.flatten(0, 1) for one in stack_NRC.split(parts)] if parts else []
@@ -388,7 +407,10 @@ def _batches_of(settings: MuonSettings, matrices: Sequence[tuple[str, nn.Paramet
 
 
 def _portions(batches: list[_Batch]) -> list[tuple[list[_Batch], bool]]:
-    """Group batches that are updated together, with whether by a fused kernel. Large batches stay alone."""
+    """Group the batches that are updated together.
+
+    For each group, return whether a fused kernel updates it. A large batch is its own group.
+    """
     on_gpu = all(parameter.device.type == "cuda" for batch in batches for parameter in batch.parameters)
     is_large = [on_gpu and has_triton() and batch.numbers >= _LARGE_NUMBERS for batch in batches]
     small = [batch for batch, large in zip(batches, is_large, strict=True) if not large]
@@ -403,14 +425,14 @@ def _parts(name: str) -> int:
 
 
 def step_scale(scaling: str, rows: int, columns: int) -> float:
-    """Return the factor of an orthogonal step in addition to the learning rate."""
+    """Return the factor of an orthogonalised step. It is applied in addition to the learning rate."""
     if scaling == "matched":
         return 0.2 * math.sqrt(max(rows, columns))
     return math.sqrt(max(1.0, rows / columns))
 
 
 def polynomials(iteration: str, steps: int) -> list[tuple[float, float, float]]:
-    """Return the coefficients of x, x^3 and x^5 in each step."""
+    """Return each step's coefficients of x, x^3 and x^5."""
     if iteration == "newton-schulz":
         return [COEFFICIENTS] * steps
     *early, last = POLAR_EXPRESS
@@ -419,10 +441,10 @@ def polynomials(iteration: str, steps: int) -> list[tuple[float, float, float]]:
 
 
 def orthogonalise(matrix_NRC: Tensor, steps: int, dtype: torch.dtype, iteration: str = "newton-schulz") -> Tensor:
-    """Return each matrix with its singular values brought near one; a matrix must not have more rows than columns.
+    """Return each matrix with its singular values brought near one. A matrix must not have more rows than columns.
 
-    A step is (a I + b A + c A²) X with A = X Xᵀ, computed as one product. The first step's bracket also divides by the
-    matrix's norm. So neither term needs a separate pass over X.
+    A step is (a I + b A + c A²) X with A = X Xᵀ, computed as one product. In the first step, the bracket also divides
+    by the matrix's norm. So neither the first term nor the division needs a separate pass over X.
     """
     x_NRC = matrix_NRC.to(dtype)
     room = 1.0 if iteration == "newton-schulz" else _SAFETY
@@ -434,14 +456,14 @@ def orthogonalise(matrix_NRC: Tensor, steps: int, dtype: torch.dtype, iteration:
 
 
 def _norm(gram_NRR: Tensor) -> Tensor:
-    """Return the norms of the matrices X from their products X Xᵀ."""
+    """Return the norms of the matrices X, given their products X Xᵀ."""
     return gram_NRR.diagonal(dim1=1, dim2=2).float().sum(1).sqrt().clamp(min=_SMALLEST_NORM)
 
 
 def newton_schulz_flops(settings: MuonSettings, named: Mapping[str, Tensor]) -> int:
-    """Return the floating-point operations of one step's iterations: A = X Xᵀ, A², and their sum times X, in full.
+    """Return the floating-point operations of one optimizer step's iterations: A = X Xᵀ, A², and the product with X.
 
-    The first two products are symmetric, so half would be enough. Elementwise operations are not counted.
+    The first two products are symmetric, but are counted in full. Elementwise operations are not counted.
     """
     return settings.newton_schulz_steps * sum(
         _iteration_flops(named[name].shape, _parts(name) if settings.fused == "parts" else 1)

@@ -20,19 +20,19 @@ class OptimizerPart(Part):
 
     @property
     def smallest_gradient(self) -> float:
-        """Return the gradient size below which a step is small because of epsilon and not because of rounding."""
+        """Return a gradient size. Below it, a step is small because of epsilon, and not because of rounding."""
         return 0.0
 
     def scaled(self, factor: float) -> Self:
-        """Return the settings with every learning rate times `factor`, without digits that come from rounding."""
+        """Return the settings with every learning rate multiplied by `factor`. Digits due to rounding are removed."""
         return self.model_copy(update={"lr": float(f"{self.lr * factor:.12g}")})
 
     def matrix_products(self, named: Mapping[str, nn.Parameter]) -> tuple[float, torch.dtype] | None:
-        """Return the floating-point operations of a step's matrix products, and their dtype; None without any."""
+        """Return the floating-point operations of a step's matrix products, and their dtype; None if there are none."""
         return None
 
     def groups(self, named: Mapping[str, nn.Parameter]) -> dict[str, list[str]]:
-        """Return the names of the parameters by the kind of optimizer that updates them."""
+        """Return the names of the parameters, grouped by the kind of optimizer that updates them."""
         return {self.kind: list(named)}
 
     def build(
@@ -42,20 +42,23 @@ class OptimizerPart(Part):
 
 
 MOST_INIT = 0.01
-"""Share of the initial weights in an average above which a run warns. A smaller share is not visible in samples."""
+"""If the share of the initial weights in an average exceeds this value, a run warns.
+
+A smaller share is not visible in samples.
+"""
 
 
 class AverageSettings(Settings):
-    """Settings of a weight average. Settings of a fixed decay have no `kind`; all others are also a `Part`."""
+    """Settings of a weight average. Those of a fixed decay have no `kind`. All others are also a `Part`."""
 
     def check(self, plan: PlanView) -> None:
-        """Raise ValueError if the plan cannot have this average."""
+        """Raise ValueError if the plan cannot use this average."""
 
     def build(self, weights: Mapping[str, Tensor]) -> WeightAverage:
         raise NotImplementedError
 
     def update_due(self, step: int) -> bool:
-        """Return whether to update the average after this step, counted from 1."""
+        """Return whether the average is updated after this step. Steps are counted from 1."""
         return True
 
     def init_share(self, steps: int) -> float:
@@ -63,7 +66,9 @@ class AverageSettings(Settings):
         return 0.0
 
     def init_warning(self, steps: int) -> str | None:
-        """Return a warning if the average's share of initial weights after `steps` steps exceeds `MOST_INIT`."""
+        """Return a warning if the share of the initial weights in the average after `steps` steps exceeds
+        `MOST_INIT`.
+        """
         if (share := self.init_share(steps)) <= MOST_INIT:
             return None
         return (
@@ -72,9 +77,9 @@ class AverageSettings(Settings):
         )
 
     def sampled(self, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the weights that sampling loads, from the tensors of an average in a checkpoint."""
+        """Return the weights that sampling uses, given the tensors of an average in a checkpoint."""
         return dict(stored)
 
     def snapshot_due(self, step: int, steps: int) -> bool:
-        """Return whether to snapshot the average at `step`."""
+        """Return whether a snapshot of the average is due at `step`."""
         return False

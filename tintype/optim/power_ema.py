@@ -1,7 +1,7 @@
 """Power-function averages of the weights, of several lengths at once, in fp32 (EDM2, arXiv 2312.02696).
 
-A length is the width of the average relative to the training so far. So an early average is short and a late one is
-long. The mathematics is in `power_function`.
+A length is the width of the average, relative to the training so far. So the average covers few steps early in training
+and many steps later. The mathematics is in `power_function`.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ class PowerEmaSettings(Part, AverageSettings):
     def sampled(self, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the average of the first length.
 
-        Before the first update, return nothing, so that the weights are used.
+        Before the first update, return nothing. Sampling then uses the weights themselves.
         """
         return under(prefix(self.lengths[0]), stored) if stored[UPDATES] else {}
 
     def snapshot_due(self, step: int, steps: int) -> bool:
-        """Return whether a snapshot is due. Snapshots are evenly spaced, and the last is at the last step."""
+        """Return whether a snapshot is due. Snapshots are evenly spaced, and the last snapshot is at the last step."""
         return step * self.snapshots // steps > (step - 1) * self.snapshots // steps
 
 
 class PowerEma(Averages):
     """Power-function averages of given weights. The first update copies the weights.
 
-    `updates` is counted on the device, so that a skipped step leaves no trace.
+    The device counts `updates`, so a skipped step is not counted.
     """
 
     def __init__(self, lengths: tuple[float, ...], weights: Mapping[str, Tensor]) -> None:
@@ -79,12 +79,12 @@ class PowerEma(Averages):
 def share(length: float, updates: Tensor) -> Tensor:
     """Return 1 - (1 - 1/t)^(γ + 1) for update number t, in float64 and without cancellation; 1 for the first update.
 
-    If every step so far was skipped, t is 0, and any finite result will do.
+    If every step so far was skipped, t is 0. In this case, any finite result is fine.
     """
     t = updates.double().clamp_min(1)
     return -torch.expm1((exponent(length) + 1) * torch.log1p(-1 / t))
 
 
 def prefix(length: float) -> str:
-    """Return the prefix of an average's tensor names. No two lengths share a prefix."""
+    """Return the prefix of an average's tensor names. Each length has a different prefix."""
     return f"{float(length)!r}/"

@@ -1,14 +1,15 @@
 """The mathematics of power-function averages (EDM2, arXiv 2312.02696, section 3), in float64.
 
-After T updates the average weights update t by the profile p(t) = (γ + 1) t^γ / T^(γ + 1) on [0, T]. The profile's
-standard deviation is the same share of T at every T: the average's *length*,
+After T updates, update t has the weight p(t) = (γ + 1) t^γ / T^(γ + 1) in the average, for t in [0, T]. p is called the
+profile. Its standard deviation is the same share of T for every T. This share is the average's *length*:
 
     length² = (γ + 1) / ((γ + 2)² (γ + 3)).
 
-The update (1 - 1/t)^(γ + 1) makes this exact, not only in the limit. Update k has the weight (k^(γ + 1) - (k - 1)^(γ +
-1)) / T^(γ + 1), which is p's integral over [k - 1, k].
+With the decay (1 - 1/t)^(γ + 1) at update t, this is exact, and not only true in the limit. Update k has the weight
+(k^(γ + 1) - (k - 1)^(γ + 1)) / T^(γ + 1), which is p's integral over [k - 1, k].
 
-A profile of another length is fitted by stored profiles: least squares in L2, where every product has a closed form.
+A profile of another length is approximated by stored profiles, with least squares in L2. All inner products have a
+closed form.
 
 P: stored profiles.
 """
@@ -25,14 +26,14 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 
 LONGEST = 1 / math.sqrt(12)
-"""The length of the plain mean (γ = 0). Beyond it early weights would count more than late ones."""
+"""Length of the plain mean (γ = 0). With a greater length, early weights would have more weight than late weights."""
 
 
 @lru_cache(maxsize=256)
 def exponent(length: float) -> float:
-    """Return γ: the largest real root of γ³ + 7γ² + (16 - s⁻²)γ + (12 - s⁻²) = 0, for a length s below LONGEST.
+    """Return γ, the largest real root of γ³ + 7γ² + (16 - s⁻²)γ + (12 - s⁻²) = 0, for a length s below LONGEST.
 
-    Only the last coefficients are negative, so there is one positive root; it lies below 1/s.
+    The signs of the coefficients change only once, so there is one positive root. It is below 1/s.
     """
     if not 0 < length < LONGEST:
         raise ValueError(f"the length of an average lies between 0 and {LONGEST:.4f}, the plain mean; found {length:g}")
@@ -43,7 +44,7 @@ def exponent(length: float) -> float:
 
 @dataclass(frozen=True)
 class Profile:
-    """Weights of past updates in an average of this length, after `updates` updates."""
+    """Weights of past updates in an average of this length after `updates` updates."""
 
     length: float
     updates: int
@@ -51,14 +52,17 @@ class Profile:
 
 @dataclass(frozen=True)
 class Mixture:
-    """Weights by which stored profiles approximate another, and the residual: the missed share of its norm."""
+    """Weights of stored profiles that approximate another profile, and the residual.
+
+    The residual is relative to the profile's norm.
+    """
 
     weights: tuple[float, ...]
     residual: float
 
 
 def fit(stored: Sequence[Profile], wanted: Profile) -> Mixture:
-    """Return the least-squares fit with weights that sum to one. A stored profile is returned unchanged."""
+    """Return the least-squares fit whose weights sum to one. If the wanted profile is stored, return it exactly."""
     if wanted in stored:
         first = stored.index(wanted)
         return Mixture(tuple(float(index == first) for index in range(len(stored))), 0.0)
@@ -76,9 +80,9 @@ def fit(stored: Sequence[Profile], wanted: Profile) -> Mixture:
 
 
 def products(first: Sequence[Profile], second: Sequence[Profile]) -> NDArray[np.float64]:
-    """Return ∫ p q dt for each pair: (γ + 1)(δ + 1) / (γ + δ + 1) · (T / U)^δ / U, where p, with γ, ends first.
+    """Return ∫ p q dt for each pair: (γ + 1)(δ + 1) / (γ + δ + 1) · (T / U)^δ / U.
 
-    p ends at T and q at U ≥ T.
+    p has the exponent γ and ends at T. q has the exponent δ and ends at U ≥ T.
     """
     gamma, end = (column[:, None] for column in _columns(first))
     delta, last = (column[None, :] for column in _columns(second))

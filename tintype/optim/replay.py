@@ -1,7 +1,7 @@
-"""Record GPU work as a CUDA graph once, then replay it, so that the host starts it with one call.
+"""Record GPU work once as a CUDA graph, then replay it. The host then starts the work with one call.
 
-A small model's optimizer has hundreds of kernels of a few microseconds, and a host can take longer to start them than
-the GPU to run them. A graph reads and writes fixed addresses, so inputs that change from step to step are copied there.
+A small model's optimizer has hundreds of kernels of a few microseconds. The host can take longer to start them than the
+GPU to run them. A graph reads and writes fixed addresses, so inputs that change between steps are copied there.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ import torch
 from torch import Tensor
 
 Work = Callable[[list[Tensor]], None]
-"""Function that takes the inputs and changes other tensors in place."""
+"""Function that gets the inputs and changes other tensors in place."""
 
 
 class Replay:
-    """Call `work` with the inputs, from the second call on by a graph.
+    """Calls `work` with the inputs. From the second call on, a graph is replayed.
 
-    The first call does the warm-up that must not be recorded. `anchors` are the tensors that the work changes. If one
-    of them has moved (a checkpoint was loaded) or an input has another form, the graph is recorded again.
+    The first call does warm-up work that must not be recorded. `anchors` are the tensors that the work changes. The
+    graph is recorded again if an anchor has moved (such as after loading a checkpoint), or if the form of an input
+    changes.
     """
 
     def __init__(self, work: Work, anchors: Callable[[], Sequence[Tensor]]) -> None:
@@ -43,7 +44,7 @@ class Replay:
         torch.autograd.graph.increment_version(self._anchors())  # a graph does not: copies of weights would look fresh
 
     def _copy(self, inputs: Sequence[Tensor]) -> None:
-        """Copy all tensors of one dtype at once, with one kernel."""
+        """Copy all tensors of one dtype with a single kernel."""
         for dtype in {one.dtype for one in inputs}:
             pairs = [(kept, one) for kept, one in zip(self._inputs, inputs, strict=True) if one.dtype == dtype]
             torch._foreach_copy_([kept for kept, _ in pairs], [one for _, one in pairs])

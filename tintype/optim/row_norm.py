@@ -1,9 +1,9 @@
 """Equal step sizes for all rows of a matrix: NorMuon's second moment (arXiv 2510.05491, algorithm 1).
 
-A row of a weight is a neuron. Each row of an orthogonalised step is divided by the root of a running mean of its mean
-square. Then the whole step is scaled back to its earlier norm. The running means, one number per row, are replicated.
-If rows are sharded, the ranks of a replica add their means into a vector that is zero elsewhere. After that, every rank
-can compute the norms.
+A row of a weight belongs to one neuron. For each row, a running mean of the orthogonalised step's mean square is kept.
+Each row is divided by the root of its running mean. Then the whole step is scaled back to its earlier norm. The running
+means, one number per row, are replicated. If rows are sharded, each rank of a replica writes its means into a vector of
+zeros, and these vectors are added. After that, every rank can compute the norms.
 
 R: rows of a parameter, all parts stacked. P: parts. N: rows of a part.
 """
@@ -30,7 +30,10 @@ def row_slot(parameter: Tensor) -> Form:
 def even_rows(
     steps: list[Tensor], means: list[Tensor], parts: Sequence[int], decay: float, moves: Tensor, spread: Spread
 ) -> list[Tensor]:
-    """Return this rank's shards of the steps with equalised rows. Update the running means unless `moves` is 0."""
+    """Return this rank's shards of the steps with equal step sizes of all rows.
+
+    Unless `moves` is 0, update the running means.
+    """
     found = []
     firsts = [_first_row(spread, index) for index in range(len(steps))]
     squares = _whole([step.float().square().mean(1) for step in steps], firsts, spread)
@@ -47,13 +50,13 @@ def even_rows(
 
 
 def _first_row(spread: Spread, index: int) -> int:
-    """Return the first row of a matrix in this rank's shard."""
+    """Return the index of the first row of a matrix in this rank's shard."""
     layout, rows = spread.layout, spread.shapes[index][0]
     return sum(rows_of_shard(rows, shard, layout.shards) for shard in range(layout.shard))
 
 
 def _whole(squares: list[Tensor], firsts: Sequence[int], spread: Spread) -> list[Tensor]:
-    """Return the numbers of all rows, given this rank's numbers."""
+    """Return the numbers of all rows, given the numbers of this rank's rows."""
     if spread.layout.shards == 1:
         return squares
     sizes = [shape[0] for shape in spread.shapes]

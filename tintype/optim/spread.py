@@ -1,8 +1,8 @@
-"""Spread work on full matrices over the ranks: each matrix is gathered once, processed by one rank, and sent back once.
+"""Distribute work on full matrices among the ranks.
 
-The ranks are a grid of replicas × shards (`layout`). A matrix is assigned to one row of the grid. The row's ranks send
-their shards to the rank of the row that processes the matrix. The result goes back as shards, and from there to the
-same shards of the other rows.
+Each matrix is gathered once, processed by one rank, and sent back once. The ranks form a grid of replicas × shards
+(`layout`). Each matrix is assigned to one row of the grid. The ranks of this row send their shards to the rank of the
+row that processes the matrix. The result is sent back as shards, and then to the same shards of the other rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from tintype.runtime.layout import Layout, rows_of_shard
 
 Work = Callable[[Sequence[int], list[Tensor]], list[Tensor]]
-"""Function (indices of matrices, the matrices) -> their results, of the same shapes and dtype."""
+"""Function of (indices of matrices, the matrices) that returns their results, with the same shapes and dtype."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Spread:
     shapes: Sequence[torch.Size]
     """Shapes of the full matrices."""
     first: int
-    """Number of matrices that were spread earlier; the assignment continues after them."""
+    """Number of matrices that were distributed earlier. The assignment continues after them."""
     layout: Layout
 
     def work(self, work: Work, held: list[Tensor]) -> list[Tensor]:
@@ -43,7 +43,7 @@ class Spread:
         return [index for index in range(len(self.shapes)) if (self.first + index) % self.layout.replicas == replica]
 
     def _owned_by(self, shard: int) -> list[int]:
-        """Return the matrices of this rank's row that a shard's rank processes."""
+        """Return those matrices of this rank's row that the rank of a given shard processes."""
         replicas, shards = self.layout.replicas, self.layout.shards
         return [index for index in self._row(self.layout.replica) if (self.first + index) // replicas % shards == shard]
 
@@ -62,7 +62,7 @@ class Spread:
         return [torch.cat(parts) for parts in zip(*received, strict=True)]
 
     def _from_owners(self, results: list[Tensor], like: Tensor) -> list[Tensor]:
-        """Return this rank's shards of its row's results, in order."""
+        """Return this rank's shards of the results of its row, in order."""
         shards, mine = range(self.layout.shards), self._owned_by(self.layout.shard)
         if len(shards) == 1:
             return results
@@ -80,7 +80,7 @@ class Spread:
     def _exchange(
         self, sent: list[list[Tensor]], shapes: list[list[tuple[int, ...]]], like: Tensor
     ) -> list[list[Tensor]]:
-        """Send a list of tensors to each rank of the row; return the received tensors, which have these shapes."""
+        """Send a list of tensors to each rank of the row. Return the received tensors, which have the given shapes."""
         outgoing = [_flat(some, like) for some in sent]
         sizes = [sum(map(math.prod, some)) * like.element_size() for some in shapes]
         incoming = outgoing[0].new_empty(sum(sizes))
@@ -106,7 +106,7 @@ class Spread:
 
 
 def _flat(tensors: list[Tensor], like: Tensor) -> Tensor:
-    """Return the tensors as bytes, since not every backend can send every dtype."""
+    """Return the tensors as bytes, since some backends cannot send every dtype."""
     return torch.cat([like.new_empty(0), *(tensor.to(like.dtype).flatten() for tensor in tensors)]).view(torch.uint8)
 
 

@@ -1,7 +1,8 @@
 """Store updated weights in fp32, or in bf16, which has 8 significant bits.
 
-In bf16 a step smaller than about 1/256 of a weight is lost when it is rounded to nearest. Stochastic rounding preserves
-it on average. Kahan's compensation stores the rounding error beside the weight and adds it the next time.
+With bf16 and rounding to nearest, a step smaller than about 1/256 of a weight is lost. Stochastic rounding preserves
+such steps on average. Kahan's compensation stores the rounding error in a separate tensor, and adds it at the next
+step.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tintype.runtime.layout import local
 Rounding = Literal["nearest", "stochastic", "kahan"]
 _KEPT_BITS = -(1 << 16)
 COMPENSATION = "compensation"
-"""Name of the optimizer state slot with the rounding error."""
+"""Name of the optimizer slot with the rounding error."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,10 @@ class Storage:
     rounding: Rounding = "nearest"
     seed: int = 0
     shard: int = 0
-    """Index of this rank's shard. Each shard draws its own random numbers, and its replicas draw the same."""
+    """Index of this rank's shard. Each shard has its own random numbers, and all replicas of a shard have the same."""
 
     def open(self, weights: Sequence[Tensor], states: Sequence[dict[str, Any]]) -> list[Tensor]:
-        """Return the weights to compute with: fp32 weights themselves, or fp32 copies of bf16 weights."""
+        """Return the weights with which the step computes: fp32 weights themselves, or fp32 copies of bf16 weights."""
         opened = [local(weight).float() for weight in weights]
         if self.rounding == "kahan":
             opened = [
@@ -76,7 +77,7 @@ class Storage:
     def generator(self, device: torch.device, update: int, sharded: bool = False) -> torch.Generator | None:
         """Return the random generator of an update.
 
-        The generator depends only on the seed and the update's number, so nothing is saved.
+        The generator depends only on the seed and the update's number, so it has no state to save.
         """
         if self.rounding != "stochastic":
             return None
@@ -85,10 +86,13 @@ class Storage:
 
 
 EXACT = Storage()
-"""Storage in fp32, or with rounding to nearest by torch itself."""
+"""Storage in fp32, or storage for which torch itself rounds to nearest."""
 
 
 def round_stochastically(value: Tensor, generator: torch.Generator) -> Tensor:
-    """Round fp32 to bf16, up or down at random, so that the mean is exact: add random bits below the kept bits."""
+    """Round fp32 to bf16, up or down at random, so that the mean is exact.
+
+    Random bits are added below the kept bits.
+    """
     noise = torch.randint(0, 1 << 16, value.shape, dtype=torch.int32, device=value.device, generator=generator)
     return ((value.view(torch.int32) + noise) & _KEPT_BITS).view(torch.float32).to(torch.bfloat16)

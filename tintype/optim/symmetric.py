@@ -1,7 +1,7 @@
 """Symmetric matrix products that compute only one half: X Xᵀ, and its polynomial in the Newton-Schulz iteration.
 
-Large bf16 matrices on GPUs with bulk copies (Hopper and later) use a Triton kernel. All other cases use torch and
-compute the full product.
+A Triton kernel is used for large bf16 matrices on GPUs with bulk copies (Hopper and later). In all other cases, torch
+computes the full product.
 
 N: matrices of a batch, R: rows, C: columns.
 """
@@ -13,9 +13,12 @@ from torch import Tensor
 from torch.utils._triton import has_triton
 
 _COPIED_BYTES = 16
-"""Alignment in bytes that bulk copies need, for addresses and row strides."""
+"""Alignment in bytes that bulk copies require of addresses and row strides."""
 FEWEST_ROWS = 1024
-"""With fewer rows, the host limits the speed, and half a product saves nothing."""
+"""Minimum number of rows for the kernel.
+
+With fewer rows, the host limits the speed, and half a product saves no time.
+"""
 
 
 def gram(x_NRC: Tensor) -> Tensor:
@@ -28,10 +31,10 @@ def gram(x_NRC: Tensor) -> Tensor:
 
 
 def bracket(gram_NRR: Tensor, a: float, b: float, c: float, norm_N: Tensor | None = None) -> Tensor:
-    """Return a I + b A + c A² for a symmetric A. With the norms n of X, where A = X Xᵀ, scale the bracket by n.
+    """Return a I + b A + c A² for a symmetric A. If the norms n of X are given, with A = X Xᵀ, scale the bracket by n.
 
-    The scaled bracket is (a I + b A / n² + c A² / n⁴) / n. Multiplied by X it gives the iteration's step from X / n,
-    without computing X / n. The kernel adds in fp32 and rounds once; n⁴ must be less than 3e38.
+    The scaled bracket is (a I + b A / n² + c A² / n⁴) / n. Its product with X is the iteration's step from X / n,
+    without computing X / n. The kernel adds in fp32 and rounds once. n⁴ must be less than 3e38.
     """
     if not _takes(gram_NRR):
         return _bracket(gram_NRR, a, b, c, norm_N)

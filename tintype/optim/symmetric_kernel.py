@@ -1,4 +1,4 @@
-"""The Triton kernel of `symmetric`, in a module of its own, so that only systems with a GPU import Triton.
+"""The Triton kernel of `symmetric`. It is a separate module, so that only systems with a GPU import Triton.
 
 N: matrices of a batch, R: rows, C: columns.
 """
@@ -16,14 +16,14 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 _SMALL_ROWS = 1024
 _DEPTH = 64
-"""Block length of the sum.
+"""Length of the blocks in which the kernel sums.
 
-The block length is equal in all configurations, so that all add in the same order and give the same bits.
+It is equal in all configurations. So all configurations add in the same order and give the same bits.
 """
 
 
 def product(x_NRC: Tensor, gram_NRR: Tensor | None, norm_N: Tensor, a: float, b: float, c: float) -> Tensor:
-    """Return X Xᵀ. With a symmetric X, also given as `gram_NRR`, return the bracket of `symmetric.bracket`."""
+    """Return X Xᵀ. If X is symmetric and also given as `gram_NRR`, return the bracket of `symmetric.bracket`."""
     matrices, rows, columns = x_NRC.shape
     turned = x_NRC.stride(2) != 1
     stored = x_NRC.mT if turned else x_NRC
@@ -71,11 +71,11 @@ def lower_triangle(  # type: ignore[no-untyped-def]
     WIDE: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """Compute one tile on or below the diagonal; store it there and, transposed, at its mirror position.
+    """Compute one tile on or below the diagonal. Store it at its position and, transposed, at the mirrored position.
 
-    Tiles are grouped by WIDE rows; the p-th group has p + 1 tiles in a row. Tiles of one matrix run at the same time
-    and proceed along its columns together, so that they share rows in the cache. A tile that crosses the diagonal
-    writes some positions twice, with the same bits, since x y equals y x.
+    Tiles are grouped by WIDE rows, and group p has p + 1 tiles per row. Tiles of one matrix run at the same time and
+    process its columns in the same order, so they share rows in the cache. A tile on the diagonal writes some positions
+    twice. Both writes have the same bits, since x y equals y x.
     """
     PER_GROUP: tl.constexpr = WIDE // HIGH
     tile = tl.program_id(0)

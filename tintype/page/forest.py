@@ -1,6 +1,6 @@
-"""Forest plots as SVG: differences from the baseline, one row per arm with its interval, runs and detectable effect.
+"""Forest plots as SVG: differences from the baseline. Each arm is a row with its interval, runs and detectable effect.
 
-Better is to the right. Colour never carries meaning alone: a word, a shape or a label repeats it.
+Better values are on the right. Information is never shown by colour alone: a word, a shape or a label repeats it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # importing it loads torch, which pages do not need
 
 _PANEL_PX = 360
 _TIP_PX = 6.0
-"""Length of the tip of a band or an interval that continues beyond the axis."""
+"""Length of the tip that shows that a band or an interval continues beyond the axis."""
 
 
 class Measured(Protocol):
@@ -36,10 +36,10 @@ class Measured(Protocol):
 
 @dataclass(frozen=True)
 class Effect:
-    """One metric of one arm against the baseline: the content of a row, from a single comparison."""
+    """The comparison of one arm with the baseline on one metric. It is the content of a row."""
 
     difference: float
-    """The arm's mean minus the baseline's."""
+    """The arm's mean minus the baseline's mean."""
     low: float | None
     high: float | None
     detectable: float | None
@@ -48,16 +48,16 @@ class Effect:
     runs: Sequence[float]
     """Each run's value minus the baseline's mean."""
     collapsed: Sequence[float] = ()
-    """Each collapsed run's value minus the baseline's mean. The difference leaves these runs out."""
+    """Each collapsed run's value minus the baseline's mean. The difference does not include these runs."""
     words: str = ""
     """The difference with its interval as text."""
 
 
 def effect_scale(metric: Measured, effects: Collection[Effect]) -> Scale:
-    """Return one scale for all effects on a metric, with better to the right.
+    """Return one scale for all effects on a metric. Better values are on the right.
 
-    The scale covers zero, the means and the seeds. Intervals and bands extend it by at most the same length on each
-    side, and not beyond the differences that the metric's range allows.
+    The scale covers zero, the means and the seeds. Intervals and bands extend it on each side by at most the same
+    length. They do not extend it beyond differences that the metric's range allows.
     """
     shown = [value for one in effects for value in (one.difference, *one.runs, *one.collapsed)]
     data = [value for value in shown if math.isfinite(value)]
@@ -76,12 +76,12 @@ def _interval_ends(effect: Effect) -> list[float]:
 
 
 def _band(effect: Effect) -> tuple[float, ...]:
-    """Return the range of differences that are too small to be detected; empty if unknown."""
+    """Return the range of differences that are too small to be detected; empty if it is unknown."""
     return () if effect.detectable is None else (-effect.detectable, effect.detectable)
 
 
 def forest(metric: Measured, effects: Mapping[str, Effect]) -> Markup:
-    """Draw differences with intervals, one row per arm, over the band of undetectable differences."""
+    """Draw differences with intervals, one row per arm. Draw the band of undetectable differences behind them."""
     row_px, top = 44, 22
     bottom = top + row_px * len(effects)
     scale = effect_scale(metric, effects.values())
@@ -119,7 +119,7 @@ def _cross(x: float, y: float) -> Markup:
 
 
 def _band_mark(band: Sequence[float], scale: Scale, y: float) -> Markup:
-    """Draw a band within the axis. An end that continues beyond the axis has a tip."""
+    """Draw a band within the axis. An end beyond the axis is shown by a tip."""
     (left, cut_left), (right, cut_right) = _ends_px(band, scale)
     top, bottom = y - 7, y + 7
     tip_left, tip_right = [(left - _TIP_PX, y)] * cut_left, [(right + _TIP_PX, y)] * cut_right
@@ -128,7 +128,7 @@ def _band_mark(band: Sequence[float], scale: Scale, y: float) -> Markup:
 
 
 def _interval_marks(low_high: Sequence[float], scale: Scale, y: float) -> Iterator[Markup]:
-    """Draw an interval with bars at its ends, or an arrow at an end beyond the axis."""
+    """Draw an interval with bars at its ends. An end beyond the axis is an arrow."""
     ends = _ends_px(low_high, scale)
     yield line(ends[0][0], y, ends[1][0], y, "interval")
     for (at, cut), inward in zip(ends, (1, -1), strict=True):
@@ -140,11 +140,11 @@ def _interval_marks(low_high: Sequence[float], scale: Scale, y: float) -> Iterat
 
 
 def _ends_px(ends: Sequence[float], scale: Scale) -> list[tuple[float, bool]]:
-    """Return (coordinate, whether it is clipped) of both ends within the axis, the left end first."""
+    """Return, for both ends, the coordinate within the axis and whether it is clipped. The left end comes first."""
     first, last = sorted((scale.low, scale.high))
     return sorted((scale(min(max(end, first), last)), not first <= end <= last) for end in ends)
 
 
 def verdict_class(verdict: str) -> str:
-    """Return the CSS class of a verdict, without the numbers that may follow: `v-diverged` of 2 of 3."""
+    """Return the CSS class of a verdict, without a count that may follow: `v-diverged` for 2 of 3."""
     return "v-" + re.split(r"\d", verdict)[0].strip().replace(" ", "-")

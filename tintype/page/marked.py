@@ -9,7 +9,7 @@ from markupsafe import Markup, escape
 
 
 class Remark(Protocol):
-    """A remark about the characters from `start` to before `end` of a text."""
+    """A remark about the characters from `start` up to, but not including, `end` of a text."""
 
     @property
     def start(self) -> int: ...
@@ -22,7 +22,10 @@ class Remark(Protocol):
 
 
 def marked(text: str, remarks: Sequence[Remark]) -> Markup:
-    """Return a text with marks. Remarks outside the text or overlapping an earlier remark are left out."""
+    """Return a text with marks.
+
+    Remarks outside of the text, and remarks that overlap an earlier remark, are left out.
+    """
     return Markup("").join(_pieces(text, remarks))
 
 
@@ -37,5 +40,5 @@ def _pieces(text: str, remarks: Sequence[Remark]) -> Iterator[Markup]:
 
 
 def mark(words: str, remark: str) -> Markup:
-    """Return marked words: underlined, with the remark as a tooltip and for screen readers."""
+    """Return marked words. They are underlined, and the remark is a tooltip and a text for screen readers."""
     return Markup('<mark class="wrong" title="{0}">{1}<span class="unseen"> ({0})</span></mark>').format(remark, words)

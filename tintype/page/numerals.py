@@ -1,4 +1,4 @@
-"""Numbers as reports write them: few digits, a true minus sign, a dash for unknown values."""
+"""Numbers in the format of reports: few digits, a true minus sign, and a dash for unknown values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LARGEST_RATIO = 10.0
 
 
 def decimals_showing(scale: float) -> int:
-    """Return the number of decimals that show two significant digits of a value of this size."""
+    """Return the number of decimals that shows two significant digits of a value of this size."""
     if not math.isfinite(scale) or scale <= 0:
         return 3
     return min(_MOST_DECIMALS, max(0, 1 - math.floor(math.log10(scale))))
@@ -29,7 +29,7 @@ def fixed(value: float | None, decimals: int, *, signed: bool = False) -> str:
 
 
 def significant(value: float | None, digits: int = 3) -> str:
-    """Write a value without trailing zeros; write very large and very small values with a power of ten."""
+    """Format a value without trailing zeros. Very large and very small values get a power of ten."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     if value == 0:
@@ -42,7 +42,7 @@ def significant(value: float | None, digits: int = 3) -> str:
 
 
 def percent(ratio: float | None, *, whole: bool = False) -> str:
-    """Write a signed percentage with digits that fit its size. `whole` drops a trailing `.0`.
+    """Format a signed percentage with a suitable number of digits. With `whole`, a trailing `.0` is dropped.
 
     A ratio beyond ±10 is written as `> +1,000 %` or `< −1,000 %`.
     """
@@ -57,7 +57,7 @@ def percent(ratio: float | None, *, whole: bool = False) -> str:
 
 
 def share(ratio: float | None) -> str:
-    """Write a percentage of a whole, without a plus sign."""
+    """Format a percentage of a whole, without a plus sign."""
     return percent(ratio).lstrip("+")
 
 
@@ -68,14 +68,17 @@ def interval(low: float | None, high: float | None, decimals: int) -> str:
 
 
 def _end(value: float, decimals: int) -> str:
-    """Write an end of an interval. If rounding would give zero, add digits until the sign shows."""
+    """Format an end of an interval. If it would be rounded to zero, add digits until its sign is visible."""
     if math.isfinite(value) and value != 0 and round(value, decimals) == 0:
         decimals = -math.floor(math.log10(abs(value)))
     return fixed(value, decimals, signed=True)
 
 
 def decimals_within(low: float | None, high: float | None, otherwise: int) -> int:
-    """Return the decimals for an interval: two digits of half its width, or `otherwise` without an interval."""
+    """Return the number of decimals for an interval: two digits of half of its width.
+
+    Without an interval, return `otherwise`.
+    """
     if low is None or high is None or not math.isfinite(high - low) or high <= low:
         return otherwise
     return decimals_showing((high - low) / 2)
@@ -100,7 +103,7 @@ def duration(seconds: float) -> str:
 
 
 def count(value: float, digits: int = 3) -> str:
-    """Write a large number in short form: 3.21 M."""
+    """Format a large number in short form, such as 3.21 M."""
     for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{significant(value / size, digits)} {unit}"

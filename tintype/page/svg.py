@@ -15,11 +15,15 @@ if TYPE_CHECKING:  # importing it loads torch, which pages do not need
 
 Point: TypeAlias = tuple[float, float]
 CHARACTER_PX = 6.3
-"""Estimated width of a character of chart text; the true width depends on the reader's font."""
+"""Estimated width of a character in a chart. The actual width depends on the reader's font."""
 
 
 def tag(name: str, *children: str, **attributes: str | float | None) -> Markup:
-    """Return an element. Children that are not Markup are escaped; `class_` is class, `text_anchor` is text-anchor."""
+    """Return an SVG element.
+
+    Children that are not Markup are escaped. The argument `class_` is the attribute class, and `text_anchor` is
+    text-anchor.
+    """
     written = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{_value(value)}"'
         for key, value in attributes.items()
@@ -33,7 +37,7 @@ def join(parts: Iterable[str]) -> Markup:
 
 
 def _value(value: str | float) -> str:
-    """Return an escaped attribute value, as a plain string for speed: charts have thousands of elements."""
+    """Return an escaped attribute value. For speed, it is a plain string: charts have thousands of elements."""
     return escape(value) if isinstance(value, str) else f"{value:.1f}".removesuffix(".0")
 
 
@@ -43,7 +47,7 @@ def drawing(width: float, height: float, description: str, parts: Iterable[str],
 
 
 def text(x: float, y: float, words: str, *, anchor: str = "start", class_: str = "", room_px: float = 1e9) -> Markup:
-    """Return a line of text, truncated to its room. A truncated line has its full text as a tooltip."""
+    """Return a line of text, truncated to the available width. The tooltip of a truncated line has the full text."""
     most = max(3, int(min(room_px, 1e6) / CHARACTER_PX))
     shown = words if len(words) <= most else words[: most - 1].rstrip() + "…"
     tooltip = [tag("title", words)] if shown != words else []
@@ -55,13 +59,13 @@ def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> Markup:
 
 
 def circle(x: float, y: float, radius: float, class_: str) -> Markup:
-    """Return what `tag` does, in a quarter of the time: a chart has a circle for each run."""
+    """Return a circle, in a quarter of the time that `tag` needs. Charts have a circle for each run."""
     return Markup(f'<circle cx="{_value(x)}" cy="{_value(y)}" r="{_value(radius)}" class="{class_}"></circle>')
 
 
 @dataclass(frozen=True)
 class Scale:
-    """A map from values to coordinates; the coordinates may run in reverse."""
+    """A map from values to coordinates. The direction of the coordinates may be reversed."""
 
     low: float
     high: float
@@ -80,9 +84,9 @@ class Scale:
 
 
 def padded(values: Iterable[float], share: float = 0.06, possible: Range = (None, None)) -> tuple[float, float]:
-    """Return the range of the values with a margin at both ends, never empty.
+    """Return the range of the values with a margin at both ends. The range is never empty.
 
-    The margin ends at the bounds in `possible`; values outside these bounds still lie in the range.
+    The margin does not extend beyond the bounds in `possible`. Values outside of these bounds are still in the range.
     """
     finite = [value for value in values if math.isfinite(value)] or [0.0, 1.0]
     low, high = min(finite), max(finite)
@@ -103,7 +107,10 @@ def linear_ticks(low: float, high: float, about: int) -> list[float]:
 
 
 def log_ticks(low: float, high: float, about: int) -> list[float]:
-    """Return powers of ten. If these are too few, add their triples or 2 and 5 times each, or return linear ticks."""
+    """Return powers of ten.
+
+    If these are too few, also return 3 times each power, or 2 and 5 times each, or else linear ticks.
+    """
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for factors in ((1,), (1, 3), (1, 2, 5)):
         ticks = [factor * 10.0**exponent for exponent in exponents for factor in factors]
@@ -114,7 +121,7 @@ def log_ticks(low: float, high: float, about: int) -> list[float]:
 
 
 def tick_labels(ticks: Sequence[float]) -> list[str]:
-    """Write ticks with the decimals that distinguish neighbours; shorten thousands and millions."""
+    """Format ticks with enough decimals to distinguish neighbours. Thousands and millions are shortened."""
     largest = max((abs(tick) for tick in ticks), default=0)
     size, unit = next(((s, u) for s, u in ((1e6, "M"), (1e3, "k")) if largest >= 10 * s), (1.0, ""))
     return [(f"{tick / size:.6g}".replace("-", "−") + unit) if tick else "0" for tick in ticks]
@@ -134,7 +141,7 @@ def x_axis(scale: Scale, top: float, bottom: float) -> Iterator[Markup]:
 
 
 def apart(labelled: Sequence[tuple[float, str]]) -> Iterator[tuple[float, str]]:
-    """Yield the labels without those that would touch the previous label."""
+    """Yield the labels, except those that would touch the previous label."""
     end = -math.inf
     for at, label in labelled:
         half = CHARACTER_PX * max(map(len, label.split("\n"))) / 2
@@ -144,12 +151,15 @@ def apart(labelled: Sequence[tuple[float, str]]) -> Iterator[tuple[float, str]]:
 
 
 def written(points: Sequence[Point]) -> str:
-    """Return points as an attribute of a polyline or a polygon."""
+    """Return points in the format of the attribute of a polyline or polygon."""
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
 
 
 def kept_apart(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Return positions near the wanted positions, in the same order and at least `gap` apart if the room allows."""
+    """Return positions near the wanted positions.
+
+    Their order is the same, and they are at least `gap` apart if there is room.
+    """
     gap = min(gap, (high - low) / max(1, len(wanted) - 1))
     order = sorted(range(len(wanted)), key=lambda index: wanted[index])
     placed = [min(max(position, low), high) for position in wanted]

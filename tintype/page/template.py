@@ -24,11 +24,11 @@ _FILTERS = ("count", "duration", "fixed", "percent", "probability", "share", "si
 def template(
     package: str, name: str, *, finalize: Callable[[object], object] | None = None, **filters: Callable[..., object]
 ) -> Template:
-    """Return a template of a package. It escapes everything, and has `style` and number filters besides its own
-    filters.
+    """Return a template of a package.
 
-    Every value passes through `finalize`, by default `shown`. This includes our own markup, since it contains foreign
-    texts. A template can import others by their paths in tintype, such as `study/report/parts.html.j2`.
+    It escapes everything. In addition to its own filters, it has `style` and number filters. Every value passes through
+    `finalize`, which is `shown` by default. This includes tintype's own markup, since it contains texts from other
+    sources. A template can import other templates by their paths in tintype, such as `study/report/parts.html.j2`.
     """
     environment = Environment(
         autoescape=True,
@@ -44,7 +44,7 @@ def template(
 
 
 def shown(value: object) -> object:
-    """Return a value for a page, with control characters in texts made visible and passwords removed."""
+    """Return a value for a page. Control characters in texts are made visible, and passwords are removed."""
     if isinstance(value, Markup):
         return Markup(visible(value))
     return visible(value) if isinstance(value, str) else value
@@ -52,7 +52,10 @@ def shown(value: object) -> object:
 
 @cache
 def inline_script(*places: str) -> tuple[Markup, Markup]:
-    """Join scripts of the package into one; return it with the hash by which a content policy allows it alone."""
+    """Join scripts of the package into one.
+
+    Return it with the hash by which a content security policy allows only this script.
+    """
     content = "\n".join(files("tintype").joinpath(place).read_text(encoding="utf-8") for place in places)
     digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode("ascii")
     return Markup(content), Markup(f"'sha256-{digest}'")

@@ -1,4 +1,4 @@
-"""Parts that users add without changing the package: from a file that they name, or from an installed package.
+"""Parts that users add without changing tintype. They come from files that the user names, or from installed packages.
 
 A plugin adds parts to the groups in `registry.GROUPS`: techniques, losses, objectives, samplers, metrics and more. A
 file is loaded by `--plugin FILE` or the environment variable TINTYPE_PLUGINS. It has a module-level name for each

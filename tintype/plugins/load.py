@@ -1,7 +1,7 @@
 """Load plugins: files that the user names, and entry points of installed packages.
 
-A file is read once, so the hashed content is the executed content. A package is loaded when a part is requested that
-its group does not have built in. So commands without such parts do not wait for it.
+A file is read once, so the hashed content is the executed content. Packages are only loaded when someone requests a
+part that is not built in. So commands without such parts do not wait for packages.
 """
 
 from __future__ import annotations
@@ -25,29 +25,32 @@ from tintype.plugins.registry import GROUPS, Added, Plugin
 from tintype.wording import option
 
 VARIABLE = "TINTYPE_PLUGINS"
-"""Environment variable with the paths of plugin files. Processes that a command starts inherit it."""
+"""Environment variable with the paths of plugin files. Processes that a command starts inherit the variable."""
 _PINNED = re.compile(r"#[0-9a-f]{64}$")
 _MODULES = "tintype.plugins.files"
-"""The package of the modules made from files."""
+"""The package of the modules that are made from files."""
 _files: dict[str, Plugin] = {}
 """Loaded files by name."""
 _packages: dict[str, Plugin] = {}
 """Loaded packages by the name of their distribution."""
 _searched: set[str] = set()
-"""Groups whose entry points are loaded."""
+"""Groups whose entry points have been loaded."""
 _loading: list[str] = []
-"""Files in the process of loading: they may read tables to which other plugins have not added yet."""
+"""Files that are being loaded. They may read tables to which other plugins have not added their parts yet."""
 
 
 def load_files(paths: Sequence[Path]) -> list[Plugin]:
-    """Load plugin files, and make every process started from here load the same content."""
+    """Load plugin files. Make every process that this process starts load the same content."""
     found = [_load_file(path) for path in paths]
     _name_in_environment()
     return found
 
 
 def load_environment() -> None:
-    """Load the files named in the environment. If a name is followed by a hash, the file must match it."""
+    """Load the files that the environment variable names.
+
+    If a name is followed by a hash, the file must match the hash.
+    """
     there = {plugin.place for plugin in _files.values()}
     for name in os.environ.get(VARIABLE, "").split(os.pathsep):
         path, _, pin = name.rpartition("#") if _PINNED.search(name) else (name, "", "")
@@ -64,7 +67,7 @@ def load_environment() -> None:
 
 
 def loaded() -> dict[str, Plugin]:
-    """Return the loaded plugins by name, after loading those named in the environment."""
+    """Return the loaded plugins by name. Before that, load the plugins that the environment variable names."""
     load_environment()
     return {**_files, **_packages}
 
@@ -84,7 +87,7 @@ def forget(plugin: Plugin) -> None:
 
 
 def added(group: str) -> dict[str, Added]:
-    """Return the parts that plugins add to a group, by name. Load the named plugins first."""
+    """Return the parts that plugins add to a group, by name. Before that, load the plugins with these names."""
     load_environment()
     if group not in _searched:
         _load_entries(group)
@@ -92,7 +95,10 @@ def added(group: str) -> dict[str, Added]:
 
 
 def _load_entries(group: str) -> None:
-    """Load the entry points of a group. If one fails, all are dropped, and the next call raises the same error."""
+    """Load the entry points of a group.
+
+    If one entry point fails, drop all of them. The next call then raises the same error.
+    """
     before = dict(registry.known(group))
     _searched.add(group)  # before they are loaded: a package may read the table that it adds to
     try:
@@ -116,7 +122,10 @@ def parts_of(plugin: Plugin, group: str) -> dict[str, Any]:
 
 
 def _name_in_environment(without: str = "") -> None:
-    """Set the environment variable to the loaded files, by absolute path and hash, followed by its other names."""
+    """Set the environment variable to the absolute path and the hash of each loaded file.
+
+    Other names in the variable are kept at the end.
+    """
     ours = {plugin.place: f"{plugin.place}#{plugin.sha256}" for plugin in _files.values()}
     named = [name for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name]
     others = [name for name in named if str(Path(_PINNED.sub("", name)).resolve()) not in (*ours, without)]
@@ -195,7 +204,7 @@ def _add_parts(module: ModuleType, plugin: Plugin) -> None:
 
 
 def _named(parts: object, group: str, plugin: Plugin) -> Iterable[tuple[str, Any]]:
-    """Return the parts of a group with their names: the keys of a mapping, or each part's own name."""
+    """Return a group's parts with their names. These are the keys of a mapping, or each part's own name."""
     if isinstance(parts, Mapping):
         return [(str(name), part) for name, part in parts.items()]
     if not isinstance(parts, list | tuple):
@@ -204,7 +213,7 @@ def _named(parts: object, group: str, plugin: Plugin) -> Iterable[tuple[str, Any
 
 
 def own_name(part: Any) -> str:
-    """Return a part's own name: its kind, its `name`, or its function name."""
+    """Return a part's own name. It is its kind, its attribute `name`, or its function name."""
     if hasattr(part, "kind_name"):
         return str(part.kind_name())
     return str(getattr(part, "name", "") or getattr(part, "__name__", part))
@@ -224,7 +233,10 @@ def _load_entry(entry: EntryPoint, group: str) -> None:
 
 
 def _package_of(entry: EntryPoint) -> Plugin:
-    """Return the plugin of a package. Its hash covers the sources of all top-level modules in its entry points."""
+    """Return the plugin of a package.
+
+    Its hash covers the sources of all top-level modules that its entry points use.
+    """
     package = entry.dist
     name, version = (package.name, package.version) if package else (entry.module.partition(".")[0], "unknown")
     if name not in _packages:
@@ -235,7 +247,7 @@ def _package_of(entry: EntryPoint) -> Plugin:
 
 
 def _sources_sha256(modules: Iterable[str]) -> str:
-    """Return the hash of the Python sources of modules and packages: relative paths and contents."""
+    """Return the hash of the Python sources of modules and packages. It covers relative paths and contents."""
     digest = hashlib.sha256()
     for name in modules:
         spec = importlib.util.find_spec(name)

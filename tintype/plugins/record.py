@@ -1,4 +1,4 @@
-"""The record of the plugins that a run or a study was made with, and the check that the same plugins are loaded now."""
+"""The record of the plugins with which a run or study was made. Later uses check that the same plugins are loaded."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tintype.runtime.files import read_checked
 from tintype.wording import option
 
 FILE = "plugins.json"
-"""File name of the record, in the folder of a run or a study."""
+"""Name of the record's file in the folder of a run or study."""
 Record = dict[str, dict[str, str]]
-"""The hash of each plugin by name, and the version of a package."""
+"""For each plugin by name: its hash and, for a package, its version."""
 
 
 def record_of(parts: Iterable[tuple[str, str]]) -> Record:
     """Return the plugin record of a run or study that uses these (group, name) parts.
 
-    The record has every file that the user named, and the packages that provide one of the parts.
+    The record contains every file that the user named, and every package that provides one of the parts.
     """
     others = [(group, name) for group, name in parts if not is_built_in(group, name)]
     used = [one.plugin for group, name in others if (one := added(group).get(name)) is not None]
@@ -48,7 +48,7 @@ def check_plugins(folder: Path, recorded: Mapping[str, Any]) -> None:
 
 @contextmanager
 def naming_missing_plugin(folder: Path) -> Iterator[None]:
-    """Explain an error in reading a run or study, if a plugin that it was made with is not loaded."""
+    """Explain an error that occurs while a run or study is read, if one of its plugins is not loaded."""
     try:
         yield
     except DamagedFileError:
@@ -68,7 +68,7 @@ def _about(plugin: Plugin) -> dict[str, str]:
 
 
 def _loaded(name: str, about: Mapping[str, str]) -> Plugin | None:
-    """Return a loaded plugin, or None. A package is loaded if it is installed."""
+    """Return a loaded plugin, or None. If it is an installed package, load it first."""
     if name not in loaded() and about.get("version"):
         load_packages()
     return loaded().get(name)

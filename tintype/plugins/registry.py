@@ -1,7 +1,7 @@
 """The parts that plugins have added, by group and name.
 
-Modules declare their built-in parts (`declare`); a plugin adds a part to a group (`add`). Either may come first. A name
-that is taken is refused, and so is a part of the wrong class.
+Modules declare their built-in parts (`declare`), and a plugin adds a part to a group (`add`). The order of these calls
+does not matter. A part is refused if its name is already in use or its class is wrong.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ GROUPS = (
 
 @dataclass(frozen=True)
 class Plugin:
-    """A loaded plugin: a file of the user, or an installed package."""
+    """A loaded plugin, which is a user's file or an installed package."""
 
     name: str
-    """Name of the file, or of the distribution."""
+    """Name of the file, or of the package's distribution."""
     sha256: str
-    """Hash of the file, or of the sources of the package."""
+    """Hash of the file, or of the package's sources."""
     version: str = ""
     """Version of the distribution; empty for a file."""
     place: str = field(default="", compare=False)
@@ -60,7 +60,7 @@ class Added:
 
 @dataclass
 class _Group:
-    """Parts of one group: the built-in names, the required class, and the parts added by plugins."""
+    """A group of parts: the built-in names, the required class, and the parts that plugins added."""
 
     built_in: set[str] = field(default_factory=set)
     declared: bool = False
@@ -72,7 +72,7 @@ _groups = {name: _Group() for name in GROUPS}
 
 
 def declare(group: str, names: Iterable[str], base: type | None) -> None:
-    """Declare the built-in names of a group, and the class required of plugin parts; None for functions."""
+    """Declare the built-in names of a group, and the class that plugin parts must have; None for functions."""
     mine = _groups[group]
     mine.built_in |= set(names)
     mine.declared = True
@@ -103,7 +103,7 @@ def remove(plugin: Plugin) -> None:
 
 
 def restore(group: str, parts: Mapping[str, Added]) -> None:
-    """Reset the added parts of a group."""
+    """Set the added parts of a group back to an earlier state."""
     _groups[group].added = dict(parts)
 
 
@@ -123,7 +123,7 @@ def is_added(part: object) -> bool:
 
 
 def words(group: str) -> str:
-    """Return the singular of a group's name: `text encoder`."""
+    """Return the singular of a group's name, such as `text encoder`."""
     irregular = {"losses": "loss", "main_losses": "main loss", "time_densities": "time density"}
     return irregular.get(group, group.removesuffix("s").replace("_", " "))
 

@@ -1,4 +1,4 @@
-"""A table of parts by name, to which plugins can add."""
+"""A table of parts by name. Plugins can add parts to it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Table(Mapping[str, T]):
-    """Built-in parts by name, then plugin parts. Looking up a built-in part loads no plugin."""
+    """Built-in parts by name, followed by plugin parts. A lookup of a built-in part loads no plugin."""
 
     def __init__(self, group: str, built_in: Mapping[str, T], base: type | None) -> None:
         self.group, self.built_in = group, dict(built_in)

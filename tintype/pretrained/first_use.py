@@ -1,4 +1,4 @@
-"""Check that content loaded from the Hugging Face hub is the same as at its first use on this machine.
+"""Check that content from the Hugging Face hub equals the content at its first use on this machine.
 
 A repository at a branch or tag can change between two runs of a study. The first use writes the SHA-256 of the content
 to `$TINTYPE_CACHE/first-use`. A later use with another SHA-256 is refused.
@@ -20,7 +20,7 @@ _UNSAFE = re.compile(r"[^\w.-]+", re.ASCII)
 
 
 def hold(source: str, revision: str, item: str, sha256: str, commit: str | None) -> None:
-    """Record the SHA-256 of a repository's item at its first use; raise if a later use has another SHA-256."""
+    """At the first use of an item of a repository, record its SHA-256. Raise if a later use has another SHA-256."""
     file = record_file(source, revision)
     first = _first(file, item, {"sha256": sha256, "commit": commit, "date": time.strftime("%Y-%m-%d")})
     now = f" (commit {commit})" if commit else ""
@@ -38,7 +38,7 @@ def record_file(source: str, revision: str) -> Path:
 
 
 def _first(file: Path, item: str, found: dict[str, str | None]) -> dict[str, str | None]:
-    """Return the recorded entry of an item; record `found` if there is none."""
+    """Return the recorded entry of an item. If there is none, record `found`."""
     with writing_cache(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         with taking_turns(file.parent / ".lock"):  # ranks and workers load the same repository at the same time

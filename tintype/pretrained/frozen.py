@@ -1,4 +1,4 @@
-"""Frozen image encoders: their identity, and arithmetic that does not depend on the surrounding training.
+"""Frozen image encoders: their identity, and arithmetic that does not depend on the settings of the training.
 
 B: images. C: channels. H, W: rows, columns. L: tokens. D: token width. F: size of the feature vector.
 """
@@ -24,7 +24,10 @@ Compute = Literal[Arithmetic, "bf16"]
 
 @contextmanager
 def frozen_arithmetic(device: torch.device, arithmetic: Compute = "fp32") -> Iterator[None]:
-    """Disable gradients, autocast, and TF32 unless requested: features must not depend on training's settings."""
+    """Disable gradients and autocast, and also TF32 unless it is requested.
+
+    Features must not depend on the training's settings.
+    """
     before = torch.get_float32_matmul_precision()
     fast = arithmetic == "tf32"
     torch.set_float32_matmul_precision("high" if fast else "highest")
@@ -37,22 +40,22 @@ def frozen_arithmetic(device: torch.device, arithmetic: Compute = "fp32") -> Ite
 
 
 def encode_evenly(encode: Callable[[Tensor], Tensor], input_BCHW: Tensor, size: int) -> Tensor:
-    """Encode one or more inputs in batches of exactly `size`."""
+    """Encode one or more inputs, in batches of exactly `size` inputs."""
     return torch.cat([encode_filled(encode, some_BCHW, size) for some_BCHW in input_BCHW.split(size)])
 
 
 def encode_filled(encode: Callable[[Tensor], Tensor], input_BCHW: Tensor, size: int) -> Tensor:
-    """Encode up to `size` inputs as a batch of exactly `size`, since rounding depends on the batch size."""
+    """Encode at most `size` inputs as a batch of exactly `size` inputs, since rounding depends on the batch size."""
     filling_BCHW = input_BCHW[-1:].expand(size - len(input_BCHW), -1, -1, -1)
     return encode(torch.cat([input_BCHW, filling_BCHW]))[: len(input_BCHW)]
 
 
 @dataclass(frozen=True)
 class FrozenNetwork:
-    """A network, the preprocessing of its input, and the output that is used as the feature.
+    """A network, the preprocessing of its input, and the choice of the output that is the feature.
 
-    `words` is a name for people. All other fields make the identity, so a copy of the weights elsewhere has the same
-    identity.
+    `words` is a readable name. All other fields determine the identity, so a copy of the weights in another place has
+    the same identity.
     """
 
     module: nn.Module
@@ -62,24 +65,24 @@ class FrozenNetwork:
     weights_digest: str
     arithmetic: Compute = "fp32"
     compile: bool = False
-    """Whether torch.compile compiles the network, with a graph for each input shape."""
+    """Whether torch.compile compiles the network. Each input shape then gets its own graph."""
 
 
 _MOST_SHAPES = 64
-"""Most compiled shapes of a network: shapes of the data, of stages, and of an incomplete last batch."""
+"""Maximum number of compiled shapes of a network: shapes of the data, of stages, and of an incomplete last batch."""
 
 
 def compile_network(module: nn.Module) -> None:
-    """Compile a network in place, once. Each input shape gets a graph of its own."""
+    """Compile a network in place, once. Each input shape gets its own graph."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_SHAPES)
     if module._compiled_call_impl is None:
         module.compile(dynamic=False)
 
 
 class FrozenEncoder:
-    """A frozen network as a source of features. Subclasses extract the feature if the network returns something else.
+    """A frozen network as a source of features. A subclass extracts the feature if the network returns something else.
 
-    With bf16, weights and activations are bf16, as in PRX's teachers; features are float32.
+    With bf16, weights and activations are bf16, as in PRX's teachers. Features are always float32.
     """
 
     def __init__(self, name: str, network: FrozenNetwork, device: torch.device) -> None:
@@ -96,7 +99,7 @@ class FrozenEncoder:
             compile_network(self._image_network())
 
     def _image_network(self) -> nn.Module:
-        """Return the network that images pass through. A subclass may hold several networks."""
+        """Return the network that processes images. A subclass may have several networks."""
         module: nn.Module = self._network
         return module
 

@@ -1,7 +1,7 @@
 """Load external models from the Hugging Face hub or a local folder, through transformers or diffusers.
 
-Only safetensors are read, and no code of a checkpoint is executed. Content from the hub is checked against its first
-use.
+Only safetensors files are read, and no code of a checkpoint is executed. Content from the hub must equal the content at
+its first use.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ _TOKENIZERS = (
     ("spiece.model",),
     ("tokenizer.model",),
 )
-"""Sets of files; a tokenizer needs all files of one set."""
+"""Sets of files. A tokenizer needs all files of at least one set."""
 _TOKENIZER_FILES = (*(name for names in _TOKENIZERS for name in names), "tokenizer_config.json")
 _WEIGHTS = ("model", "diffusion_pytorch_model")
 """Names of weight files in transformers and in diffusers."""
 _PREPROCESSORS = ("preprocessor_config.json", "processor_config.json")
 _COMMIT = re.compile(r"/snapshots/([0-9a-f]{40})/")
-"""Matches the commit in the path of a file in the cache of huggingface_hub."""
+"""Matches the commit in the path of a file in huggingface_hub's cache."""
 _NO_CODE = {"trust_remote_code": False}
-"""Without this setting, transformers would ask on the terminal whether to run code of a checkpoint."""
+"""Without this setting, transformers would ask on the terminal whether to run a checkpoint's code."""
 _TOKENIZER_ADVICE = (
     "put the files of the model's own tokenizer beside its weights "
     "(`AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)` writes them), and name that folder as the source"
@@ -58,20 +58,20 @@ _TOKENIZER_ADVICE = (
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A local folder, or a hub repository at a revision, and the network's arithmetic."""
+    """A local folder, or a hub repository at a revision, together with settings of the network's arithmetic."""
 
     source: str
     revision: str | None = None
     arithmetic: Compute = "fp32"
     subfolder: str = ""
-    """Folder in the repository, if it holds several models."""
+    """Folder in the repository. It is needed if the repository holds several models."""
     commit: str | None = None
-    """Commit with safetensors, which is loaded if no revision is given."""
+    """A commit that has safetensors files. It is loaded if no revision is given."""
     compile_network: bool = False
 
     @property
     def folder(self) -> Path | None:
-        """Return the folder, or None for a hub repository, whose name has the form `owner/name`."""
+        """Return the local folder; None for a hub repository, whose name has the form `owner/name`."""
         path = Path(self.source).expanduser()
         written_as_path = self.source.startswith(("/", ".", "~")) or self.source.count("/") != 1
         return path if written_as_path or path.is_dir() else None
@@ -91,14 +91,14 @@ class Checkpoint:
 
     @property
     def pinned(self) -> str | None:
-        """Return the revision to load; None for the newest."""
+        """Return the revision to load; None for the newest revision."""
         return self.revision or (self.commit if self.folder is None else None)
 
     def config(self) -> Untyped:
         """Return the checkpoint's config, without loading the weights.
 
-        The config class is looked up by model type in transformers: `AutoConfig` would offer to run code of the
-        checkpoint.
+        The config class is looked up by its model type in transformers. `AutoConfig` is not used, since it would offer
+        to run code of the checkpoint.
         """
         transformers = transformers_package()  # import it before any download
         model_type = str(self.stated_config("a model of transformers").get("model_type"))
@@ -108,7 +108,7 @@ class Checkpoint:
             return transformers.CONFIG_MAPPING[model_type].from_pretrained(**self.arguments)
 
     def stated_config(self, what: str) -> dict[str, Untyped]:
-        """Return the checkpoint's config.json. `what` says in an error what the checkpoint should be."""
+        """Return the checkpoint's config.json. `what` is the expected kind of checkpoint, for error messages."""
         file = self.file("config.json")
         if file is None:
             raise UserError(f"{self.words} has no config.json: it is not {what}")
@@ -123,9 +123,9 @@ class Checkpoint:
     ) -> Untyped:
         """Load a network of transformers, in fp32 unless `dtype` is given.
 
-        `classes` maps each accepted model type to a class of transformers. Without `classes`, any type is accepted and
-        loaded as its bare model. The weights of modules named in `unused` may be missing. `options` are passed to
-        transformers; a `config` in them replaces the checkpoint's config.
+        `classes` maps each accepted model type to a class of transformers. Without `classes`, any type is accepted, and
+        the model without a head is loaded. The weights of modules named in `unused` may be missing. `options` are
+        passed to transformers. A `config` among them replaces the checkpoint's config.
         """
         config = options.get("config") or self.config()
         self._check_weights()
@@ -148,7 +148,10 @@ class Checkpoint:
         return self._load(self._writer(classes, config), dtype=dtype)
 
     def image_text_processor(self) -> Untyped:
-        """Load the processor of a network that reads images and text; transformers finds its class by the config."""
+        """Load the processor of a network that reads images and text.
+
+        transformers finds the processor's class from the config.
+        """
         config = self.config()
         self._check_tokenizer_files()
         auto = importlib.import_module("transformers.models.auto.processing_auto")
@@ -164,7 +167,10 @@ class Checkpoint:
         return classes[type(config)]
 
     def autoencoder(self, class_name: str) -> tuple[Untyped, dict[str, Untyped]]:
-        """Load an autoencoder of this diffusers class in fp32. Return it with the content of its config.json."""
+        """Load an autoencoder of this diffusers class in fp32.
+
+        Return the autoencoder and the content of its config.json.
+        """
         diffusers = diffusers_package()
         stated = self.stated_config("an autoencoder of diffusers")
         if (found := stated.get("_class_name")) != class_name:
@@ -173,9 +179,10 @@ class Checkpoint:
         return self._load(network, torch_dtype=torch.float32, low_cpu_mem_usage=False), stated
 
     def tokenizer(self, vocabulary: int) -> Untyped:
-        """Load the tokenizer of a text network with `vocabulary` embeddings; raise if its tokens do not fit.
+        """Load the tokenizer of a text network with `vocabulary` embeddings. Raise if the tokenizer has other tokens.
 
-        If files are missing, transformers builds a tokenizer with only special tokens, which encodes all texts alike.
+        If files are missing, transformers would build a tokenizer that has only special tokens. Such a tokenizer
+        encodes all texts in the same way.
         """
         self._check_tokenizer_files()
         with explained(self):
@@ -191,14 +198,14 @@ class Checkpoint:
         return tokenizer
 
     def image_processor(self) -> ImageProcessor:
-        """Return the checkpoint's preprocessing config; raise if it has none."""
+        """Return the checkpoint's preprocessing config. Raise if there is none."""
         found = self.stated_image_processor()
         if found is None:
             raise UserError(f"{self.words} has no preprocessor_config.json, which defines its preprocessing of images")
         return found
 
     def stated_image_processor(self) -> ImageProcessor | None:
-        """Return the checkpoint's preprocessing config, or None if it has none."""
+        """Return the checkpoint's preprocessing config; None if there is none."""
         for file in filter(None, map(self.file, _PREPROCESSORS)):
             read = json_object(file)
             try:
@@ -208,7 +215,7 @@ class Checkpoint:
         return None
 
     def file(self, name: str) -> Path | None:
-        """Return a file of the folder or the repository, or None if it has no file of that name."""
+        """Return a file of the folder or repository; None if it has no file of that name."""
         if self.folder is not None:
             self.check_folder()
             place = self.folder / self.subfolder / name
@@ -245,7 +252,7 @@ class Checkpoint:
             )
 
     def _load(self, network_class: Untyped, unused: Collection[str] = (), **options: Untyped) -> Untyped:
-        """Load the weights into a network; refuse a checkpoint that lacks weights, or that has changed on the hub.
+        """Load the weights into a network. Refuse a checkpoint that lacks weights, or that has changed on the hub.
 
         Weights are identified by their files. If transformers converted another format, they are identified by the
         loaded tensors.
@@ -276,13 +283,13 @@ class Checkpoint:
         return []
 
     def _hold_files(self, *names: str) -> None:
-        """Check each of these files in the cache against its first use."""
+        """Check that each of these cached files equals the file at its first use."""
         for name in names if self.folder is None else ():
             if (file := self._cached(name)) is not None:
                 self.hold(name, sha256_of(file))
 
     def _cached(self, name: str) -> Path | None:
-        """Return a file in the local cache of the hub, or None."""
+        """Return a file from the local cache of the hub; None if it is not cached."""
         path = f"{self.subfolder}/{name}" if self.subfolder else name
         found = huggingface_hub.try_to_load_from_cache(self.source, path, revision=self.pinned)
         return Path(found) if isinstance(found, str) else None
@@ -321,7 +328,7 @@ def json_object(file: Path) -> dict[str, Untyped]:
 
 @contextmanager
 def explained(checkpoint: Checkpoint) -> Iterator[None]:
-    """Turn any error of transformers about a checkpoint into a message with a fix.
+    """Turn any error of transformers about a checkpoint into an error message with a fix.
 
     All exceptions are caught: tokenizers raises plain `Exception`, and a wrong value in a config raises `TypeError`.
     """
@@ -351,9 +358,10 @@ def explained(checkpoint: Checkpoint) -> Iterator[None]:
 
 
 def why_unreachable() -> str:
-    """Return why the hub cannot be reached; empty if it may be reachable.
+    """Return the reason why the hub cannot be reached; empty if it may be reachable.
 
-    The hub's own library would try for half a minute. With a proxy, the address is not looked up here.
+    This check is fast, while the hub's own library would try for half a minute. With a proxy, the hub's address is not
+    looked up.
     """
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"
@@ -367,7 +375,10 @@ def why_unreachable() -> str:
 
 
 def _is_out_of_reach(error: BaseException | None) -> bool:
-    """Return whether the hub was not reached and the cache lacks a file. Causes of the error are searched too."""
+    """Return whether the error means that the hub was not reached and the cache lacks a file.
+
+    The error's causes are searched too.
+    """
     while error is not None:
         if isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
             return True
@@ -379,7 +390,7 @@ def _is_out_of_reach(error: BaseException | None) -> bool:
 def _quiet() -> Iterator[None]:
     """Suppress transformers' report on unused tensors and its progress bar for tensors.
 
-    Missing tensors are checked here. Downloads from the hub still show their progress.
+    This module itself checks for missing tensors. Downloads from the hub still show their progress.
     """
     shown = not are_progress_bars_disabled()
     with quiet("transformers"):

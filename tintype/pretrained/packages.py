@@ -16,7 +16,7 @@ Untyped: TypeAlias = Any
 
 
 def optional_package(name: str, extra: str, user: str) -> ModuleType:
-    """Import a package; `user` describes what needs it, for the error."""
+    """Import an optional package. `user` describes what needs the package, for the error message."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -32,9 +32,9 @@ def diffusers_package() -> ModuleType:
 
 
 def pipeline_class(name: str) -> Untyped:
-    """Return a PRX pipeline class of diffusers, and make sure that transformers has its text encoder.
+    """Return the class of a PRX pipeline in diffusers. Make sure that transformers has the pipeline's text encoder.
 
-    diffusers adds `T5GemmaEncoder` to transformers; transformers 5.22 loses it when it reloads itself.
+    diffusers adds `T5GemmaEncoder` to transformers, but transformers 5.22 loses this class when it reloads itself.
     """
     kind, transformers = getattr(diffusers_package(), name), transformers_package()
     if not hasattr(transformers, "T5GemmaEncoder"):
@@ -45,7 +45,10 @@ def pipeline_class(name: str) -> Untyped:
 
 @contextmanager
 def quiet(*names: str) -> Iterator[None]:
-    """Silence deprecation warnings, reports and progress bars of these packages. They must log like transformers."""
+    """Silence deprecation warnings, reports and progress bars of these packages.
+
+    Their logging must work like that of transformers.
+    """
     logs = [importlib.import_module(f"{name}.utils.logging") for name in names]
     before = [(log, log.get_verbosity(), log.is_progress_bar_enabled()) for log in logs]
     for log in logs:

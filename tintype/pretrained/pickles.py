@@ -1,9 +1,9 @@
-"""Read arrays out of foreign pickles without executing their code. No other module opens a pickle.
+"""Read arrays from foreign pickles without executing their code. No other module opens a pickle.
 
-A pickle can call any function that it names. The readers here look each name up in a short table of constructors of
-arrays and tensors, and refuse every other name.
+A pickle can call any function that it names. The readers in this module look up each name in a short table of
+constructors of arrays and tensors, and refuse every other name.
 
-A caller gets a flat dictionary. The keys are the paths of the arrays, joined with dots.
+The result is a flat dictionary. The keys are the paths of the arrays, joined with dots.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tintype.errors import UserError, as_user_error
 
 Leaf = TypeVar("Leaf", Tensor, npt.NDArray[np.floating])
 _ERRORS = (pickle.UnpicklingError, EOFError, ValueError, TypeError, KeyError, AttributeError, IndexError, ImportError)
-"""Errors that a damaged or hostile pickle raises in the reader."""
+"""Errors that reading a damaged or hostile pickle can raise."""
 
 
 def read_arrays(data: bytes, where: str) -> dict[str, Tensor]:
@@ -36,7 +36,7 @@ def read_arrays(data: bytes, where: str) -> dict[str, Tensor]:
 
 
 def read_torchscript(data: bytes, where: str) -> dict[str, Tensor]:
-    """Read the tensors of a TorchScript archive. Its code is not read."""
+    """Read the tensors of a TorchScript archive. The archive's code is not read."""
     refused = f"{where} is not a TorchScript archive of tensors, and was not read"
     with as_user_error((*_ERRORS, zipfile.BadZipFile), refused), zipfile.ZipFile(io.BytesIO(data)) as archive:
         (index,) = [name for name in archive.namelist() if name.endswith("/data.pkl")]
@@ -46,7 +46,7 @@ def read_torchscript(data: bytes, where: str) -> dict[str, Tensor]:
 
 
 def read_state_dict(path: Path) -> dict[str, Tensor]:
-    """Read a torch checkpoint (.pth, .pt) of tensors by name, with torch's own restricted reader."""
+    """Read a torch checkpoint (.pth, .pt) that maps names to tensors, with torch's own restricted reader."""
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
@@ -71,7 +71,7 @@ class _Table(pickle.Unpickler):
 
 
 def _blank_array(kind: type, shape: tuple[int, ...], code: bytes) -> npt.NDArray[np.int8]:
-    """Return the empty array from which numpy's pickles start; shape and values follow as its state."""
+    """Return an empty array. numpy's pickles create it first, and then set its shape and values."""
     if kind is not np.ndarray or shape != (0,):
         raise pickle.UnpicklingError("it contains an object that is not a plain array")
     return np.ndarray((0,), dtype=np.int8)
@@ -93,7 +93,7 @@ class _Arrays(_Table):
 
 
 class _Module:
-    """Stands for any class of a TorchScript archive, and holds its attributes."""
+    """A substitute for every class of a TorchScript archive. It holds the object's attributes."""
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
@@ -123,7 +123,10 @@ class _Archive(_Table):
 
 
 def _leaves(node: object, kind: type[Leaf], path: str = "") -> list[tuple[str, Leaf]]:
-    """Return every array below a dictionary or module, with its path. Raise if a dictionary holds any other value."""
+    """Return every array in a dictionary or module, at any depth, with its path.
+
+    Raise if a dictionary contains any other value.
+    """
     if isinstance(node, kind):
         return [(path, node)]
     if isinstance(node, _Module):

@@ -1,10 +1,10 @@
-"""Preprocessing of images for a network's input. Every metric on the network's features depends on it.
+"""Preprocessing of images for a network's input. Every metric on the network's features depends on the preprocessing.
 
-Libraries differ in what "resize" means, by enough to change a FID by points (Parmar et al. 2022, arXiv 2104.11222). So
-a resize here states each choice explicitly. It is computed as two matrix products in float64, one per axis and one
-image at a time. The result is the same on any device and in any batch.
+Libraries implement a resize differently, which can change an FID by several points (Parmar et al. 2022, arXiv
+2104.11222). So a resize in this module states each choice explicitly. It is computed as two matrix products in float64,
+one per axis, for one image at a time. The result is the same on any device and in any batch.
 
-B: images. C: channels. H, W: rows, columns. O, I: pixels out and in along one axis. T: taps of a filter.
+B: images. C: channels. H, W: rows, columns. O, I: output and input pixels along one axis. T: taps of a filter.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ Triple = tuple[float, float, float]
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _FILTERS: dict[int, Filter] = {2: "bilinear", 3: "bicubic"}
-"""Filters by Pillow's numbers."""
+"""Names of filters, by Pillow's numbers."""
 _BICUBIC_A: dict[Filter, float] = {"bicubic": -0.5, "bicubic-0.75": -0.75}
 _GPU_NUMBERS = 1 << 27
 _FIXED_POINT = 2.0**22
-"""Pillow stores the weights of a resize of bytes as multiples of 2^-22. Their products with bytes are exact here."""
+"""When Pillow resizes bytes, its weights are multiples of 2^-22. In float64, their products with bytes are exact."""
 
 
 @dataclass(frozen=True)
 class Resampling:
     """Definition of a resize.
 
-    `antialias` widens the filter when shrinking and drops the taps beyond the edge, as Pillow always does. Without
-    `antialias` the filter stays narrow and the edge pixel is repeated, as in torch's `interpolate`. `grid` "tf1" is the
-    corner rule of TensorFlow 1: source = target * in / out, without the half pixel. `clip` clamps overshoot to 0 and
-    255.
+    When an image is shrunk, `antialias` widens the filter and drops taps beyond the edge, as Pillow always does.
+    Without `antialias`, the filter is not widened and the edge pixel is repeated, as in torch's `interpolate`. `grid`
+    "tf1" is the corner rule of TensorFlow 1: source = target * in / out, without the half pixel. `clip` clamps
+    overshoot to 0 and 255.
 
-    `quantise` rounds to bytes after each pass, columns first. The result equals Pillow's up to version 12 bit for bit,
-    for images of bytes. Pillow 13 resizes the cheaper axis first, which changes single pixels of a portrait image by up
-    to 20 levels.
+    `quantise` rounds to bytes after each pass, columns first. For images of bytes, the result then equals Pillow's
+    result bit for bit, for versions up to 12. Pillow 13 resizes the cheaper axis first, which changes single pixels of
+    a portrait image by up to 20 levels.
     """
 
     filter: Filter = "bicubic"
@@ -71,13 +71,13 @@ class Resampling:
 
 
 class Preparation(Protocol):
-    """Any conversion from uint8 images to a network's float32 input."""
+    """Conversion from uint8 images to a network's float32 input."""
 
     @property
     def definition(self) -> str: ...
     @property
     def hash_input(self) -> str:
-        """Return all settings that determine the result, in one stable line."""
+        """Return all settings that determine the result, as one line of text in a stable format."""
 
     def __call__(self, image_BCHW: Tensor) -> Tensor: ...
 
@@ -86,9 +86,9 @@ class Preparation(Protocol):
 class Preprocess:
     """Convert uint8 images of one size to a float32 input: resize, then (x * scale - mean) / std.
 
-    `size_px` is the side of a square, or height and width for a network with a given patch grid; an image is stretched
-    to height and width. `fit` makes other images square: "squash" ignores the proportions, "short-side" resizes the
-    short side and center-crops, "crop-first" center-crops and resizes.
+    If `size_px` is height and width, an image is stretched to this size. This is for networks with a given patch grid.
+    If it is one number, it is the side of a square, and `fit` says how images become square. "squash" ignores the
+    proportions, "short-side" resizes the short side and center-crops, and "crop-first" center-crops and resizes.
     """
 
     size_px: int | tuple[int, int]
@@ -117,7 +117,7 @@ class Preprocess:
 
     @property
     def hash_input(self) -> str:
-        """Return all settings that determine the result, in one stable line."""
+        """Return all settings that determine the result, as one line of text in a stable format."""
         content = asdict(self)
         if isinstance(self.size_px, tuple):
             del content["size_px"], content["fit"]
@@ -125,7 +125,10 @@ class Preprocess:
         return json.dumps(content, sort_keys=True)
 
     def __call__(self, image_BCHW: Tensor) -> Tensor:
-        """Prepare images one at a time on a CPU, which uses its caches well, and many at once on a GPU."""
+        """Prepare the images.
+
+        A CPU prepares one image at a time, to use its caches well. A GPU prepares many images at once.
+        """
         check_bytes(image_BCHW)
         largest = max(image_BCHW[0].numel(), 3 * math.prod(self.sides))
         at_once = 1 if image_BCHW.device.type == "cpu" else max(1, _GPU_NUMBERS // largest)
@@ -145,10 +148,10 @@ class Preprocess:
 
 
 def check_bytes(image_BCHW: Tensor) -> None:
-    """Refuse all images but uint8 [B, 3, H, W]: the range of a float or int64 image would be a guess.
+    """Refuse all images except uint8 [B, 3, H, W]. The range of values in a float or int64 image is unknown.
 
-    PRX's published evaluation multiplied uint8 images by 255 in uint8, which turns each x into 256 - x: negatives were
-    scored, and no error was raised.
+    PRX's published evaluation multiplied uint8 images by 255 in uint8, which maps each x to 256 - x. So negatives of
+    the images were scored, and no error was raised.
     """
     if image_BCHW.dtype != torch.uint8:
         raise TypeError(
@@ -159,7 +162,10 @@ def check_bytes(image_BCHW: Tensor) -> None:
 
 
 def resize(image_BCHW: Tensor, height: int, width: int, how: Resampling, crop_px: int | None = None) -> Tensor:
-    """Resize bytes to float64 of height × width, columns first. With `crop_px`, return only the middle of each axis."""
+    """Resize bytes to float64 images of height × width, columns first.
+
+    With `crop_px`, return only the middle of each axis.
+    """
     columns_OI = _axis_weights(image_BCHW.shape[-1], width, how, crop_px, image_BCHW.device)
     rows_OI = _axis_weights(image_BCHW.shape[-2], height, how, crop_px, image_BCHW.device)
     wide_BCHO = _settle(image_BCHW.to(torch.float64) @ columns_OI.T, how, last=False)
@@ -173,7 +179,7 @@ def _settle(x: Tensor, how: Resampling, last: bool) -> Tensor:
 
 
 def axis_weights(in_px: int, out_px: int, how: Resampling, crop_px: int | None, device: torch.device) -> Tensor:
-    """Return the resize matrix [O, I] of one axis; each row sums to one."""
+    """Return the resize matrix [O, I] of one axis. Each row sums to one."""
     weights_OI = _widened(in_px, out_px, how.filter) if how.antialias else _pointed(in_px, out_px, how)
     if how.quantise:
         scaled_OI = weights_OI * _FIXED_POINT
@@ -190,7 +196,7 @@ def _per_channel(values: tuple[float, ...], device: torch.device) -> Tensor:
 
 
 def _widened(in_px: int, out_px: int, name: Filter) -> Tensor:
-    """Return Pillow's weights: the filter covers at least one output pixel, and rows are renormalised at the edges."""
+    """Return Pillow's weights. The filter covers at least one output pixel, and rows are renormalised at the edges."""
     ratio = in_px / out_px
     centre_O1 = (torch.arange(out_px, dtype=torch.float64)[:, None] + 0.5) * ratio
     reach = math.ceil(2.0 * max(ratio, 1.0))
@@ -206,7 +212,10 @@ def _widened(in_px: int, out_px: int, name: Filter) -> Tensor:
 
 
 def _pointed(in_px: int, out_px: int, how: Resampling) -> Tensor:
-    """Return weights of the two or four pixels next to the source point; the edge pixel repeats beyond the edge."""
+    """Return weights of the two or four pixels nearest to the source position.
+
+    Beyond the edge, the edge pixel is repeated.
+    """
     out_O = torch.arange(out_px, dtype=torch.float64)
     source_O = (out_O + 0.5) * (in_px / out_px) - 0.5 if how.grid == "centred" else out_O * (in_px / out_px)
     reach = 1 if how.filter == "bilinear" else 2
@@ -237,15 +246,15 @@ _axis_weights = lru_cache(maxsize=256)(axis_weights)
 
 
 def _short(values: tuple[float, ...]) -> str:
-    """Return one number if all channels share it, else a list."""
+    """Return one number if all channels have the same number, else a list."""
     texts = [f"{value:.6g}" for value in values]
     return texts[0] if len(set(texts)) == 1 else "[" + ", ".join(texts) + "]"
 
 
 class ImageProcessor(BaseModel):
-    """The used keys of a checkpoint's preprocessor_config.json, with the defaults of transformers.
+    """The keys of a checkpoint's preprocessor_config.json that are used, with the defaults of transformers.
 
-    A disabled step is skipped.
+    Steps that the config disables are skipped.
     """
 
     model_config = ConfigDict(strict=True, frozen=True)
@@ -257,7 +266,7 @@ class ImageProcessor(BaseModel):
     image_std: Triple | None = None
     resample: object = 3
     size: object = None
-    """`336`, `{"shortest_edge": 336}` or `{"height": 336, "width": 336}`."""
+    """The size in one of three forms: `336`, `{"shortest_edge": 336}` or `{"height": 336, "width": 336}`."""
     crop_size: object = None
 
     @model_validator(mode="after")
@@ -281,7 +290,7 @@ class ImageProcessor(BaseModel):
         return [side for side in sides if side != size_px]
 
     def resize_filter(self, words: str) -> Filter:
-        """Return the resize filter; `words` names the checkpoint in an error."""
+        """Return the resize filter. Error messages name the checkpoint by `words`."""
         if not isinstance(self.resample, int) or self.resample not in _FILTERS:
             raise UserError(f"{words}: its preprocessor has resample {self.resample}", "known: 2 and 3")
         return _FILTERS[self.resample]

@@ -1,6 +1,7 @@
-"""Architectures of published frozen networks, for cost estimates: built without weights, so nothing is downloaded.
+"""Architectures of published frozen networks, for cost estimates.
 
-A test counts the parameters of each network and compares them with the published number.
+They are built without weights, so nothing is downloaded. A test compares the number of parameters of each network with
+the published number.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ class PublishedNetwork:
 
     make: Callable[[], Untyped]
     width: int
-    """Width of the network's tokens, or number of its latent channels."""
+    """Width of the network's tokens, or the number of its latent channels."""
     patch_px: int = 1
-    """Side of a vision transformer's patch."""
+    """Side of a patch of a vision transformer."""
     text_inputs: dict[str, Any] | None = None
-    """Further inputs of a text encoder, so that it does not build masks from its input's values."""
+    """Further inputs of a text encoder. With them, the encoder does not build masks from the values of its input."""
 
     def build(self) -> Untyped:
         """Return the network on the meta device, without values."""
@@ -50,21 +51,21 @@ class PublishedNetwork:
 
 @dataclass(frozen=True)
 class Outline:
-    """A frozen network for images, on the meta device without values."""
+    """A frozen network for images on the meta device, without values."""
 
     network: Untyped
     input_px: tuple[int, int]
     """Height and width of the network's input."""
     forward: Callable[[Tensor], object]
-    """Passes floats [B, 3, height, width] through the network."""
+    """Function that passes floats [B, 3, height, width] through the network."""
     number_bytes: int = 4
-    """Bytes per number in which the network is stored and computes; here it has fp32."""
+    """Bytes per number with which the network is stored and computes. The outline itself is in fp32."""
     features: int = 0
     """Size of the feature vector of an image; 0 for a teacher, which returns tokens."""
 
     @property
     def numbers(self) -> int:
-        """Return the number of weights; tintype's own networks store them as buffers."""
+        """Return the number of weights. In tintype's own networks, weights are stored as buffers."""
         return sum(one.numel() for one in [*self.network.parameters()] or [*self.network.buffers()])
 
     @property
@@ -73,7 +74,7 @@ class Outline:
 
 
 def outline_of(source: str, input_px: tuple[int, int], number_bytes: int = 4, features: int = 0) -> Outline | None:
-    """Return a published vision network for images of this size; None if it is not in the table."""
+    """Return a published vision network for images of this size; None if the table does not have it."""
     if source not in PUBLISHED:
         return None
     network = PUBLISHED[source].build()
@@ -101,7 +102,7 @@ def _diffusers(model: str, **sizes: Any) -> Callable[[], Untyped]:
 
 
 def _t5gemma() -> Untyped:
-    """Return the encoder of T5Gemma 2B-2B; the defaults of its config are its sizes."""
+    """Return the encoder of T5Gemma 2B-2B. Its sizes are the defaults of its config class."""
     transformers = transformers_package()
     config = transformers.T5GemmaConfig(is_encoder_decoder=False, attn_implementation="eager")
     return transformers.T5GemmaEncoderModel(config).encoder

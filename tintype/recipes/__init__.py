@@ -1,1 +1,4 @@
-"""Packaged plans, studies, evaluation protocols, and presets of data sets: files, which `packaged` reads."""
+"""Files of packaged plans, studies, evaluation protocols, and presets of data sets.
+
+The module `packaged` reads them.
+"""

@@ -1,4 +1,4 @@
-"""Packaged plans, studies, evaluation protocols, and presets of data sets, by name."""
+"""Find packaged plans, studies, evaluation protocols, and presets of data sets by name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def names(kind: str) -> list[str]:
 
 
 def find(kind: str, name: str) -> Document:
-    """Return the packaged file of that name, or the file at that path."""
+    """Return the packaged file with this name, or the file at this path."""
     if name in names(kind):
         text = resources.files("tintype.recipes").joinpath(kind, f"{name}.yaml").read_text(encoding="utf-8")
         return read_yaml(text, f"{name} ({kind})")
@@ -39,7 +39,7 @@ def find(kind: str, name: str) -> Document:
 
 
 def _folder_given(kind: str, folder: Path) -> UserError:
-    """Return the error for a given folder, with the file to give instead."""
+    """Return the error for a folder that was given instead of a file. The error names the right file."""
     if (folder / "study.yaml").is_file():
         again = f"`tintype ablate {quote(str(folder))} --out DIR` runs it again"
         baseline = folder / "baseline.yaml"

@@ -1,1 +1,3 @@
-"""Code that every other package uses: atomic files, locks, signals, fault points, ranks, device copies, disk rows."""
+"""Code that every other package uses: atomic files, locks, signals, fault points, ranks, device copies, rows on
+disk.
+"""

@@ -1,8 +1,8 @@
-"""Record which phase this process is in, so that the watchdog can compare the ranks.
+"""Record the current phase of this process. The watchdog compares the phases of the ranks.
 
-All ranks of a run pass the same phases in the same order, so the rank that has passed the fewest phases holds up the
-others. The main thread's phases count. While the main thread waits for the saving thread, the saving thread's phases
-count instead.
+All ranks of a run go through the same phases in the same order. So the rank with the fewest phases delays the others.
+The main thread's phases count. While the main thread waits for the saving thread, the saving thread's phases count
+instead.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PACKAGE = str(Path(__file__).parent)
 class Standing:
     phase: str = "start"
     step: int = 0
-    """The step being computed, from 1; 0 before the first."""
+    """The current step, counted from 1; 0 before the first step."""
     passed: int = 0
     """Number of phases that the thread has begun."""
 
@@ -36,7 +36,7 @@ _waits_for_writer = False
 
 
 def mark(phase: str, step: int | None = None) -> None:
-    """Record that a phase begins, and the step that the phase belongs to."""
+    """Record that a phase begins, and the step to which the phase belongs."""
     place = _place()
     place.phase = phase
     place.passed += 1
@@ -53,7 +53,7 @@ def _place() -> Standing:
 
 @contextmanager
 def waiting_for_writer() -> Iterator[None]:
-    """Record that the main thread waits for the saving thread. Meanwhile the saving thread's phases count."""
+    """Record that the main thread waits for the saving thread. During this wait, the saving thread's phases count."""
     global _waits_for_writer
     _waits_for_writer = True
     try:
@@ -74,7 +74,7 @@ def waiting() -> Iterator[None]:
 def stack() -> list[str]:
     """Return stack frames of the thread whose phases count, each as `file:line name`.
 
-    These are the innermost frames in this package and the frames that they call.
+    The result has the innermost frames in this package, and the frames that they call.
     """
     thread = _writer_thread if _waits_for_writer else threading.main_thread().ident
     top = sys._current_frames().get(thread or 0)

@@ -1,4 +1,4 @@
-"""Report in one line that memory is too small to load torch. This module imports only the standard library."""
+"""Report in one line that there is too little memory to load torch. This module imports only the standard library."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import sys
 from typing import NoReturn
 
 LEAST_BYTES = 3 << 29
-"""Least address space that a command needs, in bytes: `plan show` on a CPU with one thread takes 1.07 GB."""
+"""Minimum address space of a command, in bytes. `plan show` takes 1.07 GB on a CPU with one thread."""
 _NO_MEMORY = ("failed to map segment", "cannot allocate memory", "Cannot allocate memory")
 
 
 def why_too_small() -> str:
-    """Return why this process cannot load the libraries; empty if it can.
+    """Return the reason why this process cannot load the libraries; empty if it can.
 
-    Without this check some libraries would abort or hang.
+    Without this check, some libraries would abort or hang.
     """
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit == resource.RLIM_INFINITY or limit >= LEAST_BYTES:
@@ -23,12 +23,12 @@ def why_too_small() -> str:
 
 
 def why_not_loaded(error: ImportError) -> str:
-    """Return an error message if a library could not be loaded for lack of memory. Other import errors give ''."""
+    """Return an error message if a library could not be loaded for lack of memory; '' for all other import errors."""
     return _words(f"{' '.join(str(error).split())}") if any(one in str(error) for one in _NO_MEMORY) else ""
 
 
 def end_with(words: str) -> NoReturn:
-    """End the program with one line. `terminal/` cannot print the line here, since `terminal/` needs the libraries."""
+    """Print one line and end the program. `terminal/` cannot be used, since it needs the libraries."""
     sys.stderr.write(f"error: {words}\n")
     sys.exit(2)
 

@@ -1,4 +1,4 @@
-"""The user's cache folder: files that can be computed or downloaded again."""
+"""The user's cache folder. Its files can be computed or downloaded again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def cache_folder() -> Path:
 
 
 def writing_cache(path: Path, otherwise: str = "") -> AbstractContextManager[None]:
-    """Turn disk errors while writing a cache into a `UserError`. `otherwise` tells the user how to avoid the cache."""
+    """Turn disk errors while a cache is written into a `UserError`. `otherwise` says how to avoid the cache."""
     advice = f", or {otherwise}" if otherwise else ""
     remedy = f"make room, set TINTYPE_CACHE to a folder that can be written{advice}"
     return as_user_error(OSError, f"cannot write {path}", remedy)
@@ -31,6 +31,6 @@ def stamp_of(made_of: Mapping[str, object]) -> bytes:
 
 
 def write_header(file: Path, format_number: int, made_of: Mapping[str, object]) -> None:
-    """Write a readable description of a cache to its folder; make the folder if missing."""
+    """Write a readable description of a cache to its folder. Make the folder if it is missing."""
     file.parent.mkdir(parents=True, exist_ok=True)
     write_json(file, {"format": format_number, "made_of": made_of})

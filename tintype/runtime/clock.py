@@ -1,4 +1,4 @@
-"""Measure the seconds of each part of a training step. On a GPU, CUDA events time the parts."""
+"""Measure the seconds of each part of a training step. On a GPU, CUDA events measure the time."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ PARTS = ("data", "text", "tokenizer", "teacher", "forward", "losses", "backward"
 
 
 def synchronized_s(device: torch.device) -> float:
-    """Wait until the device has finished its queued work, then return the time in seconds."""
+    """Wait until the device has finished its queued work. Then return the time in seconds."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
 class Clock:
-    """Time the parts of a step. `read` returns the seconds since the last `read`, in total and for each part."""
+    """Times the parts of a step. `read` returns the seconds since the last `read`, in total and for each part."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

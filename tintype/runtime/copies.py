@@ -1,8 +1,8 @@
-"""Lower-precision copies of weights for matrix products. A copy is cached, and cast again when its weight changes.
+"""Lower-precision copies of weights for matrix products. A copy is cached, and is cast again when its weight changes.
 
-A copy is fresh as long as its weight has the same address and the same version as when the copy was made. Every
-in-place write by torch raises the version, for example loading a checkpoint or swapping in the average. Code with a
-kernel that bypasses torch must raise the version itself (`torch.autograd.graph.increment_version`).
+A copy is fresh if its weight has the same address and version as at the time of the copy. Every in-place write by torch
+raises the version, for example loading a checkpoint or swapping in the average. A kernel that bypasses torch does not.
+Code with such a kernel must raise the version itself (`torch.autograd.graph.increment_version`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class Copy:
-    """A cast copy of a weight, with the address and version of the weight that it was made from."""
+    """A cast copy of a weight. It records the address and the version that the weight had when it was copied."""
 
     def __init__(self, weight: Tensor, values: Tensor) -> None:
         self.weight, self.values = weight, values
@@ -22,11 +22,11 @@ class Copy:
 
     @property
     def fresh(self) -> bool:
-        """Return whether the copy has the weight's current values."""
+        """Return whether the copy has the current values of its weight."""
         return self._made_from == self._state()
 
     def mark_fresh(self) -> None:
-        """Record that the copy has the weight's current values."""
+        """Record that the copy has the current values of its weight."""
         self._made_from = self._state()
 
     def _state(self) -> tuple[int, int]:
@@ -35,5 +35,5 @@ class Copy:
 
 @torch.no_grad()
 def cast(copies: Sequence[Copy]) -> None:
-    """Cast each weight's current values into its copy."""
+    """Cast the current values of each weight into its copy."""
     torch._foreach_copy_([copy.values for copy in copies], [copy.weight for copy in copies])

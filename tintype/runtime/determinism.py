@@ -1,8 +1,9 @@
-"""Bit-identical runs on a GPU: use deterministic algorithms, and record operations that have no deterministic form.
+"""Bit-identical runs on a GPU.
 
-torch's `warn_only` mode is not enough. In that mode torch still uses cuDNN's attention, and the memory-efficient
-attention splits its keys. Both add up partial sums in a random order. The strict mode uses deterministic forms, and
-raises for operations without one. Training then records the operation's name, allows it and repeats the step.
+Deterministic algorithms are used, and operations without a deterministic form are recorded. torch's `warn_only` mode is
+not sufficient. In this mode, torch still uses cuDNN's attention, and the memory-efficient attention splits its keys.
+Both add partial sums in a random order. The strict mode uses deterministic forms, and raises for operations without a
+deterministic form. Training then records the operation's name, allows the operation and repeats the step.
 """
 
 from __future__ import annotations
@@ -18,14 +19,22 @@ from tintype.runtime.memory import count_failures
 
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 _EXACT_WORKSPACES = (":4096:8", ":16:8")
-"""Workspace settings with which cuBLAS is deterministic. With any other, the strict mode refuses matrix products."""
+"""Workspace settings with which cuBLAS is deterministic.
+
+With any other setting, the strict mode refuses matrix products.
+"""
 _WITHOUT = re.compile(r"(.+?) does not have a deterministic implementation")
 _LATE = "it uses CuBLAS"
-"""Part of torch's error for matrix products. torch reads the workspace variable once, at the first matrix product."""
+"""Part of torch's error for matrix products.
+
+torch reads the workspace variable only once, at the first matrix product.
+"""
 
 
 def why_inexact(device: torch.device, wanted: bool, ranks: int) -> list[str]:
-    """Return the reasons why two runs of a plan on this device may not be bit-identical; empty if they will be."""
+    """Return the reasons why two runs of a plan on this device may differ in some bits; empty if they are
+    bit-identical.
+    """
     if device.type != "cuda":
         return []
     workspace = os.environ.get(_WORKSPACE, _EXACT_WORKSPACES[0])
@@ -41,7 +50,10 @@ def why_inexact(device: torch.device, wanted: bool, ranks: int) -> list[str]:
 
 @contextmanager
 def deterministic(device: torch.device, inexact: Sequence[str]) -> Iterator[None]:
-    """Use only deterministic algorithms on a GPU, unless `inexact` lists reasons why a run cannot be exact anyway."""
+    """Use only deterministic algorithms on a GPU.
+
+    Do nothing if `inexact` has reasons why a run cannot be exact anyway.
+    """
     if device.type != "cuda" or inexact:
         yield
         return
@@ -75,5 +87,8 @@ def inexact_operation(error: RuntimeError) -> str | None:
 
 
 def allow_inexact() -> None:
-    """Allow operations without a deterministic form until `deterministic` ends. torch warns once for each operation."""
+    """Until the context `deterministic` ends, allow operations without a deterministic form.
+
+    torch warns once per operation.
+    """
     torch.use_deterministic_algorithms(True, warn_only=True)

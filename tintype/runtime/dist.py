@@ -1,4 +1,4 @@
-"""The ranks of one command, as `torchrun` starts them, and the collectives with which they agree.
+"""The ranks of one command that `torchrun` started, and collectives between them.
 
 Decisions to stop, skip or save are collective: all ranks agree before any rank acts. Ranks exchange JSON and tensors
 through gloo on the CPU. Gradients and weights use separate process groups (`runtime.gradients`, `runtime.layout`).
@@ -29,31 +29,34 @@ from tintype.wording import again
 T = TypeVar("T")
 
 _TIMEOUT_S = 2 * 3600
-"""Timeout of a collective within a step, in seconds. The watchdog (`watchdog`) ends stuck ranks much earlier."""
+"""Timeout of a collective within a step, in seconds. The watchdog (`watchdog`) ends blocked ranks much earlier."""
 _PATIENCE_S = 24 * 3600
-"""Timeout, in seconds, while ranks wait for work that one rank does alone. A dead rank is noticed at once."""
+"""Timeout, in seconds, while ranks wait for the work of a single rank. The failure of a rank is noticed at once."""
 _SHOWN = 6
 _AGREE_S = 2.0
-"""Seconds within which all ranks report an error that they share."""
+"""Seconds within which all ranks must report an error for it to count as the same error."""
 
 _talk: dist.ProcessGroup | None = None
-"""The gloo group for messages between ranks; None if the default group is used."""
+"""The gloo process group for messages between ranks; None if the default group is used."""
 _aside: dist.ProcessGroup | None = None
-"""The process group of each rank's second thread (`World.for_thread`)."""
+"""The process group for each rank's second thread (`World.for_thread`)."""
 
 
 @dataclass(frozen=True)
 class World:
-    """This process's place among the ranks, and their collectives. With one rank, collectives do not communicate."""
+    """This process as one of several ranks, and the ranks' collectives.
+
+    With only one rank, collectives do not communicate.
+    """
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
-    """Rank among the processes of this machine; the machine's GPUs have the same numbers."""
+    """Number of this process among the ranks on this machine. It uses the GPU with the same number."""
     joined: bool = False
     """Whether a process group exists, even with one rank."""
     in_thread: bool = False
-    """Whether the collectives use the group of the background thread that saves."""
+    """Whether the collectives use the process group of the background thread that saves."""
 
     @property
     def group(self) -> dist.ProcessGroup | None:
@@ -61,9 +64,9 @@ class World:
         return _aside if self.in_thread else _talk
 
     def for_thread(self) -> World:
-        """Return the same ranks with a process group of their own, for a second thread. Every rank must call this.
+        """Return the same ranks with a separate process group for a second thread. Every rank must call this method.
 
-        Within one group, the collectives of two threads would get mixed up.
+        If two threads shared a group, their collectives would be mixed up.
         """
         global _aside
         if self.size == 1:
@@ -74,15 +77,15 @@ class World:
 
     @property
     def leads(self) -> bool:
-        """Return whether this rank writes logs and reports."""
+        """Return whether this rank writes the logs and reports."""
         return self.rank == 0
 
     def shard(self, items: Sequence[Any]) -> Sequence[Any]:
-        """Return this rank's share of the items: every `size`-th item, from the item at this rank's number."""
+        """Return this rank's share of the items. It has every `size`-th item, beginning at the rank's number."""
         return items[self.rank :: self.size]
 
     def all_reduce_max(self, value: int) -> int:
-        """Return the largest value of all ranks."""
+        """Return the maximum over all ranks."""
         if self.size == 1:
             return value
         values = torch.tensor(value)
@@ -91,16 +94,19 @@ class World:
         return int(values)
 
     def any(self, flag: bool) -> bool:
-        """Return whether the flag is set on any rank."""
+        """Return whether the flag is set on at least one rank."""
         return bool(self.all_reduce_max(int(flag)))
 
     def barrier(self) -> None:
-        """Wait until every rank has called this."""
+        """Wait until every rank has called this method."""
         self.all_reduce_max(0)
 
     @contextmanager
     def fail_together(self) -> Iterator[None]:
-        """Raise a `UserError` on all ranks if one rank raised it inside. So all ranks succeed, or all fail."""
+        """Raise a `UserError` on all ranks if one rank raises it within the context.
+
+        So either all ranks succeed, or all fail.
+        """
         if self.size == 1:
             yield
             return
@@ -130,7 +136,7 @@ class World:
     def agree(self, values: Mapping[str, Any]) -> None:
         """Raise on every rank unless all ranks have the same values.
 
-        The error names the ranks that differ, and the keys. Values can be anything that JSON can hold.
+        The error names the ranks and the keys that differ. Values can be of any type that JSON supports.
         """
         digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
         if self.size > 1 and len(set(self.all_gather(digest))) > 1:
@@ -143,14 +149,14 @@ class World:
     def share(self, items: Sequence[T], work: Callable[[T], Tensor]) -> Tensor | None:
         """Split the items among the ranks, and compute rows from each item with `work`.
 
-        Ranks take the items in turn. The first rank returns the rows of all items, in order, on the CPU. Other ranks
-        return None.
+        The ranks take the items in turn. The first rank returns the rows of all items, in order, on the CPU. Other
+        ranks return None.
         """
         found = self.share_named(items, lambda item: {"rows": work(item)})
         return None if found is None else found["rows"]
 
     def share_named(self, items: Sequence[T], work: Callable[[T], Mapping[str, Tensor]]) -> dict[str, Tensor] | None:
-        """Do as `share` for several named tensors per item. `items` must not be empty."""
+        """Like `share`, for several named tensors per item. `items` must not be empty."""
         done = [{name: rows.cpu() for name, rows in work(item).items()} for item in self.shard(items)]
         mine = {name: torch.cat([one[name] for one in done]) for name in done[0]} if done else {}
         if self.size == 1:
@@ -172,8 +178,8 @@ class World:
     def all_gather_tensor(self, mine: Tensor) -> Tensor:
         """Gather all ranks' rows in rank order, on the rows' device. Every rank must have the same number of rows.
 
-        A row's gradients flow back to the rank that the row came from. A loss over the rows of all ranks therefore has
-        the same gradient as one process with the whole batch. If one rank calls backward, every rank must.
+        The gradients of a row go back to the rank from which the row came. So a loss over the rows of all ranks has the
+        same gradient as in one process with the whole batch. If one rank calls backward, every rank must call it.
         """
         if self.size == 1:
             return mine
@@ -181,13 +187,16 @@ class World:
         return found
 
     def all_reduce_mean(self, mine: Tensor) -> Tensor:
-        """Return the mean of `mine` over the ranks, on its device. Gradients flow as in `all_gather_tensor`."""
+        """Return the mean of `mine` over the ranks, on the device of `mine`.
+
+        Gradients flow as in `all_gather_tensor`.
+        """
         return mine if self.size == 1 else self.all_gather_tensor(mine[None]).mean(0)
 
     def say_once(self, text: str, say: Callable[[str], None]) -> None:
-        """Report an error that ends this process, so that the other ranks know that this rank is gone.
+        """Report an error that ends this process. The other ranks then know that this rank is gone.
 
-        If every rank has the error, report it once. Otherwise prefix it with the rank's number.
+        If every rank has the error, it is reported once. Otherwise, it is reported with the rank's number.
         """
         if self.size == 1:
             say(text)
@@ -206,10 +215,10 @@ class World:
 
 
 class _AllGather(torch.autograd.Function):
-    """An all_gather whose backward pass sums a row's gradients over the losses of all ranks.
+    """An all_gather with a backward pass. The backward pass sums the gradients of a row over the losses of all ranks.
 
     This class does not divide the sum by the number of ranks. The loss of the whole batch is the mean of the ranks'
-    losses, and `runtime.gradients` averages the gradients of weights over the ranks afterwards.
+    losses, and `runtime.gradients` later averages the gradients of weights over the ranks.
     """
 
     @staticmethod
@@ -229,9 +238,9 @@ class _AllGather(torch.autograd.Function):
 
 
 def _differences(by_rank: Sequence[Mapping[str, Any]]) -> str:
-    """Describe how ranks differ from the most common value of each key.
+    """Describe which ranks differ from the most common value of each key.
 
-    On a tie the first rank's value counts as common.
+    On a tie, the first rank's value counts as the most common.
     """
     keys = list(dict.fromkeys(key for values in by_rank for key in values))
     found: dict[str, list[str]] = {}
@@ -252,17 +261,17 @@ def _differences(by_rank: Sequence[Mapping[str, Any]]) -> str:
 
 
 def ranks_store() -> Any:
-    """Return the key-value store that the ranks joined through. It answers even while ranks wait for each other."""
+    """Return the key-value store through which the ranks joined. It answers even while ranks wait for each other."""
     return dist.distributed_c10d._get_default_store()
 
 
 def store_key(*words: str) -> str:
-    """Return a store key with the restart count, so that restarted ranks do not read their predecessors' keys."""
+    """Return a store key that includes the restart count. So restarted ranks do not read keys of earlier processes."""
     return "/".join(["tintype", os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), *words])
 
 
 def someone_is_gone() -> bool:
-    """Return whether a rank has reported its own failure. The failed rank prints the reason, and no other rank does."""
+    """Return whether a rank has reported its own failure. Only the failed rank prints the reason."""
     try:
         return bool(ranks_store().check([store_key("gone")]))
     except RuntimeError:  # the store is gone too
@@ -273,7 +282,7 @@ ALONE = World()
 
 
 def current() -> World:
-    """Return the world that this process has joined, or a world of one rank."""
+    """Return the world that this process has joined, or a world with one rank."""
     if not dist.is_initialized():
         return ALONE
     return World(dist.get_rank(), dist.get_world_size(), _number("LOCAL_RANK"), joined=True)
@@ -281,10 +290,10 @@ def current() -> World:
 
 @contextmanager
 def joined() -> Iterator[World]:
-    """Join the process group if `torchrun` started this process, and leave the group at the end.
+    """Join the process group if `torchrun` started this process. Leave the group at the end.
 
-    A failed process does not leave the group, since leaving would wait for the other ranks. Ranks that waited for the
-    failed rank end silently, because the failed rank has already reported the error.
+    A failed process does not leave the group, since leaving would wait for the other ranks. Ranks that waited for a
+    failed rank end without a message, since the failed rank has already reported the error.
     """
     if not launched() or dist.is_initialized():
         yield current()
@@ -306,7 +315,7 @@ def joined() -> Iterator[World]:
 
 
 def is_connection_error(error: BaseException) -> bool:
-    """Return whether an error comes from the connection with other ranks. gloo has no error class for it."""
+    """Return whether an error comes from the connection to other ranks. gloo has no class for such errors."""
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error).lower())
 
 
@@ -340,15 +349,18 @@ def _part() -> None:
 
 
 def alone(what: str) -> None:
-    """Raise under `torchrun` for a command that starts its own processes or runs as a single process."""
+    """Raise under `torchrun`.
+
+    This is for commands that start their own processes, or that must run as a single process.
+    """
     if _number("WORLD_SIZE", 1) > 1 and launched():
         raise UserError(f"`{what}` runs as one process", "start it without torchrun")
 
 
 def refuse_other_steps(steps: Sequence[int], run: Path) -> None:
-    """Raise if ranks loaded checkpoints of different steps of a run.
+    """Raise if the ranks loaded checkpoints of different steps of a run.
 
-    Ranks load one after another, and a run that still trains may write a checkpoint in between.
+    The ranks do not load at the same time. If the run still trains, it may write a new checkpoint in between.
     """
     if len(set(steps)) > 1:
         raise UserError(f"{run} was saved at step {max(steps)} while it was loaded", f"{again()} again")

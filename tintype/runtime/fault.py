@@ -1,4 +1,4 @@
-"""Named fault points, at which a test can make a run die. A fault point does nothing unless a test armed it."""
+"""Named fault points, at which a test can kill a run. A fault point does nothing unless a test has activated it."""
 
 from __future__ import annotations
 

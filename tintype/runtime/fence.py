@@ -1,16 +1,16 @@
 """Keep a process that has lost its lease from writing to the folder.
 
-The holder of a lease (`tintype.runtime.leases`) can lose the lease without noticing: the process was paused, or its
-network failed. The new holder must not see a late write of the old holder. Checking the lease before a write cannot
-ensure this, since a process can be paused between the check and the write. So every commit has three steps, and every
-takeover two:
+The holder of a lease (`tintype.runtime.leases`) can lose the lease without noticing, if the process is paused or its
+network fails. The new holder must not see a late write of the old holder. A check of the lease before a write is not
+sufficient, since a process can be paused between the check and the write. So every commit has three steps, and every
+takeover has two steps:
 
 - Commit: write to a temporary name, or open the file to append to. Check the lease. Then rename or append.
 - Takeover: remove all temporary names, and replace growing files by copies. Then read the folder.
 
-Suppose the old holder checked its lease before the takeover. Then the old holder's write is either finished before the
-new holder reads, or has no effect. A late rename fails, since the takeover removed the temporary name. A late line is
-appended to the replaced file, which nobody reads.
+Suppose the old holder checks its lease before the takeover, and writes late. Its write is then either finished before
+the new holder reads, or it has no effect. A late rename fails, since the takeover has removed the temporary name. A
+late line is appended to the old file, which nobody reads any more.
 """
 
 from __future__ import annotations
@@ -25,19 +25,22 @@ def _nothing() -> None:
 
 @dataclass(frozen=True)
 class Fence:
-    """The fence of one holder of a lease."""
+    """The fence for one holder of a lease."""
 
     check: Callable[[], None] = _nothing
-    """Function called right before each commit. The function raises `LostLeaseError` if the lease is lost."""
+    """Function that is called right before each commit. It raises `LostLeaseError` if the lease is lost."""
     suffix: str = ""
-    """Suffix of the temporary names that only this holder writes to."""
+    """Suffix of temporary file names. Only this holder writes to files with this suffix."""
     takes_over: bool = False
-    """Whether an earlier holder did not give the lease back. That process may wake up and write."""
+    """Whether the earlier holder did not return the lease. Its process may still be alive and write later."""
     taken_from: str = ""
-    """Description of the earlier holder that did not give the lease back; empty if the lease was given back."""
+    """Description of the earlier holder if it did not return the lease, otherwise empty."""
     passed: frozenset[int] = frozenset()
-    """Ids of this machine's processes that held the lease before. A paused process still holds its file locks."""
+    """Ids of processes on this machine that held the lease before.
+
+    If such a process is paused, it still holds its file locks.
+    """
 
 
 OPEN = Fence()
-"""A fence that stops nothing, for processes without a lease."""
+"""A fence that never blocks a write, for processes without a lease."""

@@ -1,7 +1,7 @@
-"""Compare shapes and dtypes of loaded tensors before copying them.
+"""Compare shapes and dtypes of loaded tensors before they are copied.
 
-`copy_` broadcasts and casts silently, and so do torch's optimizers. Without this check, loading would accept a tensor
-of shape [1], a transposed tensor or a tensor in fp16.
+`copy_` and torch's optimizers broadcast and cast silently. Without this check, a tensor of shape [1], a transposed
+tensor or an fp16 tensor would be loaded without an error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SHORT = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", 
 
 @dataclass(frozen=True)
 class Form:
-    """The shape and dtype of a tensor. A dtype of None matches any."""
+    """The shape and dtype of a tensor. The dtype None matches any dtype."""
 
     shape: torch.Size
     dtype: torch.dtype | None = None
@@ -41,12 +41,12 @@ def forms_of(tensors: Mapping[str, Tensor]) -> dict[str, Form]:
 
 
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors whose names begin with `prefix`, without the prefix in their names."""
+    """Return the tensors whose names begin with `prefix`. The prefix is removed from the names."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def misfits(found: Mapping[str, Form], wanted: Mapping[str, Form]) -> str:
-    """List missing and unexpected tensors and wrong shapes or dtypes, the first three of each; '' if all fit."""
+    """List tensors that are missing, unexpected, or of a wrong shape or dtype, at most three of each; '' if all fit."""
     kinds = {
         "missing": [name for name in wanted if name not in found],
         "too many": [name for name in found if name not in wanted],

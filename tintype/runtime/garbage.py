@@ -1,4 +1,4 @@
-"""Make garbage collection shorter in long-lived processes."""
+"""Make garbage collections shorter in long-lived processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_pauses() -> Iterator[None]:
-    """Exclude all loaded objects from garbage collection. Scanning them takes a quarter of a second per collection."""
+    """Exclude all loaded objects from garbage collection.
+
+    Otherwise, each collection would scan them for a quarter of a second.
+    """
     gc.collect()
     gc.freeze()
     try:
@@ -20,7 +23,10 @@ def without_pauses() -> Iterator[None]:
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """Pause garbage collection while many long-lived objects are read. Each collection would scan all these objects."""
+    """Pause garbage collection while many long-lived objects are read.
+
+    Otherwise, each collection would scan all these objects.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -57,7 +57,7 @@ class GradientMean:
             bucket.receive()
 
     def _note(self, parameter: Tensor) -> None:
-        """Record that a weight has its gradient, and send full buckets, in the same order on all ranks."""
+        """Record that a weight has its gradient. Send full buckets, in the same order on all ranks."""
         if not self._armed:
             return
         for bucket in self._buckets:
@@ -100,13 +100,16 @@ class _Bucket:
 
 
 def _buckets(parameters: Sequence[nn.Parameter]) -> list[_Bucket]:
-    """Return buckets in the order of the backward pass, last weights first; each has one dtype and device."""
+    """Return buckets in the order of the backward pass, which begins with the last weights.
+
+    Each bucket has one dtype and device.
+    """
     kinds = groupby(reversed(parameters), lambda one: (one.dtype, one.device))
     return [_Bucket(some) for _, alike in kinds for some in portions(alike, lambda one: one.nbytes, _BUCKET_BYTES)]
 
 
 def portions(tensors: Iterable[T], size: Callable[[T], int], most: int) -> list[list[T]]:
-    """Split a list into groups whose sizes sum to at most `most`; a larger tensor gets a group of its own."""
+    """Split a list into groups with a total size of at most `most`. A tensor larger than `most` is its own group."""
     found: list[list[T]] = []
     room = 0
     for tensor in tensors:
@@ -119,22 +122,23 @@ def portions(tensors: Iterable[T], size: Callable[[T], int], most: int) -> list[
 
 
 def backward_start(loss: Tensor) -> Tensor:
-    """Return the gradient of the loss with which the backward pass starts: 1, or NaN if the loss is not finite.
+    """Return the gradient of the loss with which the backward pass begins. It is 1, or NaN if the loss is not finite.
 
-    An infinite loss can have finite gradients. A start of NaN makes all gradients NaN, after averaging on all ranks.
+    An infinite loss can have finite gradients. With NaN, all gradients become NaN, and after averaging they are NaN on
+    all ranks.
     """
     return torch.where(loss.detach().isfinite(), 1.0, math.nan).to(loss)
 
 
 def clip(parameters: Sequence[Tensor], most: float | None, layout: Layout) -> Tensor:
-    """Clip the norm of all gradients over all shards; return the norm before clipping, in fp32."""
+    """Clip the norm of all gradients over all shards. Return the norm before clipping, in fp32."""
     norm = gradient_norm(parameters, layout)
     multiply_gradients(parameters, clip_factor(norm, most))
     return norm
 
 
 def clip_factor(norm: Tensor, most: float | None) -> Tensor:
-    """Return the factor that scales a norm above `most` down to `most`."""
+    """Return the factor that reduces a norm above `most` to `most`."""
     return torch.clamp((math.inf if most is None else most) / (norm + 1e-6), max=1.0)
 
 

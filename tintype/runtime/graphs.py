@@ -1,9 +1,10 @@
-"""Run passes of a network as CUDA graphs: one launch instead of hundreds, so small models do not wait for the host.
+"""Run passes of a network as CUDA graphs.
 
-The second call with inputs of the same shapes captures the pass; the first call compiles kernels. All graphs of a
-network share their memory, so only one pass can be in progress. A call before that pass's backward runs without a
-graph. Gradients are not shared between graphs. Once the gradients of all graphs take too much memory, inputs of new
-shapes run without a graph.
+This needs one launch instead of hundreds, so small models do not wait for the host. The first call with inputs of
+certain shapes compiles kernels. The second call with the same shapes captures the pass. All graphs of a network share
+their memory, so only one pass can be in progress. If a forward pass is called before the backward pass of the previous
+one, it runs without a graph. Gradients are not shared between graphs. Once the gradients of all graphs take too much
+memory, inputs of new shapes run without a graph.
 """
 
 from __future__ import annotations
@@ -20,18 +21,21 @@ from torch import Tensor, nn
 
 Parameters = Mapping[str, nn.Parameter]
 Pass = Callable[[Sequence[Tensor], Parameters], tuple[Tensor, ...]]
-"""Function from inputs and parameters to outputs. Everything else that the function reads must keep its address."""
+"""Function of inputs and parameters that returns outputs.
+
+All other tensors that the function reads must keep their addresses.
+"""
 
 MOST_GRADIENT_SHARE = 1 / 8
-"""Share of the device's memory that the gradients of a network's graphs may take."""
+"""Maximum share of the device's memory for gradients of a network's graphs."""
 
 
 class _Token:
-    """Token that lives as long as a forward pass waits for its backward pass."""
+    """An object that exists while a forward pass waits for its backward pass."""
 
 
 class Graphs:
-    """Captured passes, by a key of everything that is not a tensor."""
+    """Captured passes. The key contains everything that is not a tensor."""
 
     def __init__(self) -> None:
         self._met = set[Hashable]()
@@ -44,7 +48,7 @@ class Graphs:
     def __call__(
         self, key: Hashable, function: Pass, inputs: Sequence[Tensor], parameters: Parameters
     ) -> tuple[Tensor, ...] | None:
-        """Return the outputs of a pass, or None if the pass must run without a graph."""
+        """Return the outputs of a pass; None if the pass must run without a graph."""
         grad = torch.is_grad_enabled()
         mode = (grad, torch.is_autocast_enabled("cuda"))
         key = (key, *mode, *((one.shape, one.dtype, one.requires_grad) for one in inputs))
@@ -73,7 +77,7 @@ class Graphs:
     def _save_gradients(self, parameters: Parameters) -> None:
         """Copy gradients out of a graph's memory before the next pass overwrites them.
 
-        So the gradients of micro-batches can be summed.
+        The gradients of several micro-batches can then be summed.
         """
         for parameter in parameters.values():
             if parameter.grad is not None and parameter.grad.data_ptr() in self._gradients:
@@ -82,7 +86,7 @@ class Graphs:
 
 @cache
 def memory_bytes(device: torch.device) -> int:
-    """Return the memory of the GPU in bytes; for a CPU, a number larger than any memory."""
+    """Return the memory of the GPU in bytes. For a CPU, return a number larger than any memory."""
     return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else sys.maxsize
 
 
@@ -90,7 +94,7 @@ class _Captured:
     """The CUDA graph of a forward pass and, with `grad`, of its backward pass.
 
     The pass is captured with new parameters that share the memory of the given parameters. With the given parameters,
-    the capture would have to wait for autograd's state of an earlier pass, and a capture must not wait.
+    the capture would wait for autograd's state of an earlier pass, and a capture must not wait.
     """
 
     def __init__(
@@ -114,14 +118,17 @@ class _Captured:
         self._outputs = [one.detach() for one in outputs]
 
     def forward(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return copies of the outputs, since the next pass overwrites them. The inputs are the first of `tensors`."""
+        """Return copies of the outputs, since the next pass overwrites the outputs.
+
+        The inputs are the first of `tensors`.
+        """
         with torch.no_grad():
             torch._foreach_copy_(self._inputs, list(tensors[: len(self._inputs)]))
         self._forward.replay()
         return tuple(one.clone() for one in self._outputs)
 
     def backward(self, d_outputs: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
-        """Return the gradients of inputs and parameters; the next pass overwrites them."""
+        """Return the gradients of inputs and parameters. The next pass overwrites them."""
         torch._foreach_copy_(self._d_outputs, list(d_outputs))
         self._backward.replay()
         return tuple(one if one is None else one.detach() for one in self._gradients)
@@ -146,9 +153,9 @@ class _Replay(torch.autograd.Function):
 
 @contextmanager
 def _capture(graph: torch.cuda.CUDAGraph, memory: Any) -> Iterator[None]:
-    """Capture the work started inside.
+    """Capture the GPU work that is started within the context.
 
-    Turn off autocast's cache of casts, since cached casts would be missing in the graph.
+    Autocast's cache of casts is turned off, since cached casts would be missing in the graph.
     """
     cached = torch.is_autocast_cache_enabled()
     torch.clear_autocast_cache()

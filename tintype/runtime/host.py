@@ -1,4 +1,4 @@
-"""Names for this machine and its processes. They are unique among all machines that share a folder."""
+"""Names for this machine and its processes. The names are unique among all machines that share a folder."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from pathlib import Path
 
 _BOOT, _PIDS = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
 _ENDED = ("Z", "X")
-"""States of a process that has ended but still occupies its id."""
+"""States of a process that has ended and still occupies its id."""
 
 
 @cache
 def machine() -> str:
-    """Return a name for the scope in which process ids are unique: one boot of a machine, or one container on it."""
+    """Return a name for the scope in which process ids are unique.
+
+    A scope is one boot of a machine, or one container on it.
+    """
     with suppress(OSError):
         return _digest(_BOOT.read_text() + os.readlink(_PIDS))  # noqa: PTH115 (no path: pid:[4026531836])
     return _digest(f"{platform.node()} {uuid.getnode()}")
@@ -29,18 +32,21 @@ def _digest(text: str) -> str:
 
 
 def process_name() -> str:
-    """Return a name for this process that no other living process on any machine has."""
+    """Return a name for this process. No other living process on any machine has the same name."""
     return f"{machine()}-{os.getpid()}"
 
 
 @dataclass(frozen=True)
 class Process:
-    """A process on some machine."""
+    """A process on any machine."""
 
     machine: str
     pid: int
     started: int = 0
-    """Start time in the kernel's unit, or 0 if unknown. It tells processes apart whose id was reused."""
+    """Start time in the kernel's unit; 0 if unknown.
+
+    It distinguishes processes with the same id, since ids are reused.
+    """
 
     @classmethod
     def this(cls) -> Process:
@@ -52,7 +58,10 @@ class Process:
 
     @property
     def has_ended(self) -> bool:
-        """Return whether the process has surely ended. For a process of another machine this is unknown, so False."""
+        """Return whether the process has certainly ended.
+
+        For a process on another machine, this is unknown and the result is False.
+        """
         if not self.is_here:
             return False
         if not is_alive(self.pid):
@@ -72,7 +81,7 @@ def is_alive(pid: int) -> bool:
 
 
 def _state(pid: int) -> tuple[str, int]:
-    """Return the state and the start time of a process; ("", 0) if the system does not tell."""
+    """Return the state and the start time of a process; ("", 0) if the system does not provide them."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # its name may have spaces
         return fields[0], int(fields[19])

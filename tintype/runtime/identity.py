@@ -1,4 +1,4 @@
-"""Compare recorded hashes, commits and settings with the current ones. Every such comparison uses this module."""
+"""Compare recorded hashes, commits and settings with the current ones. All comparisons of this kind use this module."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check_same(
 
 
 def check_pin(setting: str, pin: Pin, what: str, identity: str, remedy: str) -> None:
-    """Raise if an identity differs from a setting's pin. `remedy` is the fix that leaves the pin unchanged."""
+    """Raise if an identity differs from a setting's pin. `remedy` is a fix that does not change the pin."""
     if pin is not None and not identity.startswith(pin):
         way_out = f"{remedy}, or leave {setting.rpartition('.')[2]} out"
         raise another(setting, f"identity of {what}", {"": (pin, identity)}, way_out)
@@ -44,14 +44,14 @@ def another(where: object, what: str, changes: Mapping[str, tuple[object, object
 def in_words(changes: Mapping[str, tuple[object, object]]) -> str:
     """Describe the first six differences, each with its key and both values.
 
-    A single value without a key has the key ''.
+    If there is only a single value, its key is ''.
     """
     texts = [f"{key}: {shown(old)} there, {shown(new)} here" for key, (old, new) in changes.items()]
     return "; ".join(text.removeprefix(": ") for text in texts[:_SHOWN])
 
 
 def shown(value: object) -> str:
-    """Return a value as text, cut to 60 characters. A SHA-256 is cut to 12 digits."""
+    """Return a value as text of at most 60 characters. A SHA-256 is shortened to 12 digits."""
     text = str(value)
     most = _SHOWN_DIGITS if _SHA256.fullmatch(text) else _SHOWN_LETTERS
     return text if len(text) <= most else f"{text[:most]}…"

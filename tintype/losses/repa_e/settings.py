@@ -1,9 +1,9 @@
 """Tuning: the tokenizer's autoencoder is trained with the denoiser (REPA-E, arXiv 2504.10483).
 
-The tuning's losses are the usual losses of an autoencoder, and an alignment loss. The alignment compares the denoiser's
-tokens with a teacher's; its gradient reaches the autoencoder through a frozen denoiser and the latents. No loss of the
-denoiser reaches the autoencoder. This file has the settings, and the term that trains the projector if no other term
-does. The training step is in `repa_e.training`.
+The tuning uses the usual losses of an autoencoder, and an alignment loss. The alignment loss compares the denoiser's
+tokens with a teacher's tokens. Its gradient reaches the autoencoder through a frozen denoiser and the latents. The
+autoencoder gets no gradient from the denoiser's own losses. This file has the settings, and a loss term that trains the
+projector if no other term trains it. The training step is in `repa_e.training`.
 
 B: samples. K: kept tokens. D: width of the denoiser. T: width of the teacher.
 """
@@ -28,11 +28,11 @@ from tintype.settings import Part, kind_alone
 from tintype.tokenizers.part import Autoencoder, Statistics, TokenizerPart
 
 SHARED = ("teacher", "block", "hidden", "cache")
-"""Settings that must be equal in the tuning's alignment and the denoiser's alignment if both use one projector."""
+"""Settings that must be equal in the tuning's alignment and the denoiser's alignment, if they share a projector."""
 
 
 class TuningPerceptual(PerceptualSettings):
-    """Settings of the tuning's perceptual distance. The default is that of the paper."""
+    """Settings of the tuning's perceptual distance. The defaults are those of the paper."""
 
     way_out: ClassVar[str] = "Or tune without: repa-e:perceptual=none (or scenes)"
 
@@ -43,7 +43,10 @@ class TuningPerceptual(PerceptualSettings):
 
 
 class TuningDiscriminator(DiscriminatorSettings):
-    """Settings of a discriminator of the reconstructions, which is trained with the autoencoder. Off by default."""
+    """Settings of a discriminator for reconstructions.
+
+    It is trained together with the autoencoder, and is off by default.
+    """
 
     lr: float = Field(
         1e-4, gt=0, description="Learning rate of the discriminator, with the plan's warm-up and schedule"
@@ -53,7 +56,7 @@ class TuningDiscriminator(DiscriminatorSettings):
 class TuningOptions(RepaOptions):
     """Options of the tuning.
 
-    The weights are those of the paper, except the discriminator's weight: 0 here, and 0.1 in the paper
+    The weights are those of the paper, except the discriminator's weight. It is 0 by default, and 0.1 in the paper
     (`adversarial.weight: 0.1`).
     """
 
@@ -82,7 +85,7 @@ class TuningSettings(TuningOptions, Part):
     block: int = Field(description="The block whose output is aligned, counted from 1")
 
     def check(self, plan: PlanView) -> None:
-        """Raise ValueError if the plan cannot have this tuning."""
+        """Raise ValueError if the plan cannot use this tuning."""
         if reason := plan.tokenizer.why_frozen():
             raise ValueError(f"repa-e: the tokenizer '{plan.tokenizer.kind}' cannot be tuned: {reason}")
         self._check_unread(plan)
@@ -102,7 +105,7 @@ class TuningSettings(TuningOptions, Part):
 
     @staticmethod
     def _check_unread(plan: PlanView) -> None:
-        """Raise if a setting is given that only applies to a frozen tokenizer."""
+        """Raise if a given setting only has an effect on a frozen tokenizer."""
         for name, usual in (("posterior", "mean"), ("scale", None), ("shift", None)):
             if (value := getattr(plan.tokenizer, name, usual)) != usual:
                 raise ValueError(
@@ -126,7 +129,7 @@ class TuningSettings(TuningOptions, Part):
             )
 
     def build_tokenizer(self, frozen: TokenizerPart) -> TunedTokenizer:
-        """Open the network of a tokenizer to be trained, and add the norm after it."""
+        """Open the network of a tokenizer that will be trained, and add a norm after it."""
         options = {"momentum": self.momentum, "eps": self.eps}
         return TunedTokenizer(frozen.open(), frozen.compression, compute=self.compute, **options)
 
@@ -142,19 +145,23 @@ class TuningSettings(TuningOptions, Part):
         return tokenizer.network, tokenizer.norm.statistics
 
     def probe(self, plan: PlanView) -> ProbeSettings | None:
-        """Return the term that trains the tuning's projector; None if a loss of the denoiser trains it already."""
+        """Return the term that trains the tuning's projector; None if one of the denoiser's losses already trains
+        it.
+        """
         if aligned_loss(plan) is not None:
             return None
         return ProbeSettings(**{name: getattr(self, name) for name in SHARED}, weight=1.0)
 
     def fetch(self, grid: tuple[int, int]) -> None:
-        """Download the required weights, or raise an error. Called before a study begins."""
+        """Download the required weights, or raise an error. This method is called before a study begins."""
         self.teacher.build(grid, torch.device("cpu"))
         self.perceptual.load(torch.device("cpu"))
 
 
 def aligned_loss(plan: PlanView) -> RepaSettings | None:
-    """Return the plan's loss that aligns the denoiser itself and whose projector the tuning can use; None if none."""
+    """Return the plan's loss that aligns the denoiser itself and whose projector the tuning can use; None if there is
+    none.
+    """
     return next((loss for loss in plan.losses if isinstance(loss, RepaSettings)), None)
 
 
@@ -166,7 +173,7 @@ class ProbeSettings(AlignmentPart, RepaOptions):
 
 
 class ProbeTerm(AlignmentTerm):
-    """Loss term that trains only its projector, since it sees detached tokens. It does not align the denoiser."""
+    """Loss term that trains only its projector. It reads detached tokens, so it does not align the denoiser."""
 
     def loss(self, inputs: LossInputs) -> Tensor:
         features = {block: token_BKD.detach() for block, token_BKD in inputs.output.features.items()}

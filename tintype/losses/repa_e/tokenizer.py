@@ -1,7 +1,8 @@
 """A tokenizer whose autoencoder is trained with the denoiser, followed by a batch norm of its latents.
 
-The norm is REPA-E's (arXiv 2504.10483): without affine parameters, over all ranks. The norm's running statistics are
-part of the model. Differs: the inverse divides by 1 / √(variance + eps); the authors' code leaves the eps out there.
+As in REPA-E (arXiv 2504.10483), the norm has no affine parameters and uses the batches of all ranks. Its running
+statistics are part of the model. Differs: the inverse of the norm divides by 1 / √(variance + eps). The authors' code
+omits eps in the inverse.
 
 B: images. C: channels. H, W: rows, columns. R: ranks.
 """
@@ -23,13 +24,14 @@ from tintype.tokenizers.latent import checked_size, images_at_a_time
 from tintype.tokenizers.part import Autoencoder, Compression, Posterior, Statistics, to_bytes, to_floats
 
 _LEAST_STD = 1e-3
-"""Least standard deviation of a normalised latent. A channel that varies less carries no information."""
+"""Smallest standard deviation of a latent before the norm. A channel that varies less carries no information."""
 
 
 class LatentNorm(nn.Module):
-    """torch's batch norm without affine parameters: biased variance to normalise, unbiased running variance.
+    """torch's batch norm without affine parameters.
 
-    Statistics are summed in float64 over the batches of all ranks, and have no gradient.
+    It normalises by the biased variance, and its running variance is unbiased. Statistics are summed in float64 over
+    the batches of all ranks, and have no gradient.
     """
 
     running_mean: Tensor
@@ -75,7 +77,7 @@ class LatentNorm(nn.Module):
     def restore(self, before: tuple[Tensor, Tensor], where: Tensor) -> None:
         """Restore the statistics that `statistics_copy` returned, if the scalar `where` is 1.
 
-        The choice is made on the device, so the host does not wait for it.
+        The device evaluates `where`, so the host does not wait for the device.
         """
         for now, then in zip((self.running_mean, self.running_var), before, strict=True):
             now.copy_(torch.where(where > 0, then, now))
@@ -88,9 +90,10 @@ class LatentNorm(nn.Module):
 
 
 class TunedTokenizer(nn.Module):
-    """Encode to the posterior's mean, normalised by the running statistics, for all uses outside of training.
+    """A trained tokenizer outside of training.
 
-    `identity` is the identity of the weights with which the tuning began.
+    It encodes to the posterior's mean, normalised by the running statistics. `identity` is the identity of the weights
+    with which the tuning began.
     """
 
     arithmetic = "fp32, mean of the posterior"
@@ -121,8 +124,8 @@ class TunedTokenizer(nn.Module):
     def computing(self) -> Iterator[None]:
         """Compute as in training: in the plan's fp32 or bf16, with deterministic backward passes.
 
-        With bf16, convolutions that stay in fp32 (such as LPIPS's) may be rounded to TF32, which has more bits than
-        bf16.
+        With bf16, convolutions that stay in fp32 (such as those of LPIPS) may be rounded to TF32, which has more bits
+        than bf16.
         """
         narrow = self.compute == "bf16"
         flags = torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=narrow)
@@ -150,7 +153,7 @@ class TunedTokenizer(nn.Module):
         return to_bytes(self.decode_float(z_BCHW)).contiguous()
 
     def decode_float(self, z_BCHW: Tensor) -> Tensor:
-        """Return the decoded image before rounding, about in [-1, 1]."""
+        """Return the decoded image before it is rounded to bytes. Its values are approximately in [-1, 1]."""
         height, width = (side * self.stride_px for side in z_BCHW.shape[2:])
         with frozen_arithmetic(self.device):
             raw_BCHW = self.norm.undo(z_BCHW.float())
@@ -167,7 +170,7 @@ class TunedTokenizer(nn.Module):
     def check_latents(self, mean_C: Tensor, std_C: Tensor) -> str | None:
         """Return an error message if the latents hardly vary, otherwise None.
 
-        The norm brings all other latents to mean 0 and standard deviation 1, so they need no further check.
+        No other check is needed, since the norm gives all other latents mean 0 and standard deviation 1.
         """
         if bool(mean_C.isfinite().all()) and float(std_C.max()) >= _LEAST_STD:
             return None

@@ -1,10 +1,10 @@
-"""The autoencoder's training step, if the tokenizer is trained with the denoiser.
+"""The training step of the autoencoder, for a tokenizer that is trained together with the denoiser.
 
 This step comes before the denoiser's step and has its own backward pass, which reaches only the autoencoder; all other
-weights are frozen. A discriminator, if any, then learns from the same images, in a backward pass that reaches only the
-discriminator. The denoiser gets the same latents, detached, at the same t and with the same noise. All weights are
-updated together, at the end of the step. The discriminator sees images from before the autoencoder's update. So it
-learns as if it were updated after the autoencoder, like in the paper.
+weights are frozen. If there is a discriminator, it then learns from the same images, in a backward pass that reaches
+only the discriminator. The denoiser gets the same latents, but detached, with the same t and the same noise. All
+weights are updated together, at the end of the step. The discriminator's images are made before the autoencoder's
+update. So the result is the same as in the paper, where the discriminator is updated after the autoencoder.
 
 B: samples. C: channels. H, W: rows, columns.
 """
@@ -39,7 +39,7 @@ _BEGIN_BATCH = 32
 
 
 class RepaE:
-    """Train a tokenizer through the alignment term `aligner`, and a discriminator if the settings ask for it."""
+    """Train a tokenizer through the alignment term `aligner`, and also a discriminator if the settings have one."""
 
     def __init__(
         self, settings: TuningSettings, tokenizer: TunedTokenizer, discriminator: Discriminator | None, aligner: str
@@ -108,9 +108,10 @@ class RepaE:
                 parameter.requires_grad_(True)
 
     def clip(self) -> tuple[Tensor, Tensor]:
-        """Clip the gradients of the autoencoder, and separately those of the projector's probe and the discriminator.
+        """Clip the gradients of the autoencoder.
 
-        Return the norm of the autoencoder's gradients, and whether all gradients are finite.
+        The gradients of the projector's probe and of the discriminator are clipped separately. Return the norm of the
+        autoencoder's gradients, and whether all gradients are finite.
         """
         norm = clip(self.tuned, self.settings.clip_norm, self._layout)
         finite = norm.isfinite()
@@ -147,7 +148,7 @@ class RepaEStep:
     def tune(self, batch: JointBatch, last: bool) -> tuple[Tensor, dict[str, Tensor]]:
         """Add a micro-batch's gradients to the autoencoder and its discriminator.
 
-        Return the latents to train the denoiser on, and the losses by their names in the log.
+        Return the latents for the denoiser's training, and the losses by their names in the log.
         """
         training, tokenizer, settings = self._training, self._training.tokenizer, self._training.settings
         assert batch.image_BCHW is not None  # latents are not cached while the tokenizer changes
@@ -181,7 +182,7 @@ class RepaEStep:
             torch.autograd.backward([loss * (self._loss_scale / self._accumulate)], [backward_start(loss)])
 
     def alignment(self, batch: JointBatch, x_BCHW: Tensor) -> Tensor:
-        """Return each sample's alignment loss, computed through the denoiser with the step's t and noise."""
+        """Return each sample's alignment loss. It is computed through the denoiser, with the step's t and noise."""
         training = self._training
         with self._host.compute():
             tapped = self._host.tap(x_BCHW, batch, training.alignment.taps)

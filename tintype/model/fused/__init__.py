@@ -1,11 +1,12 @@
-"""A denoiser block in few passes over memory: Triton kernels for everything except matrix products.
+"""A denoiser block that needs few passes over memory. Triton kernels compute everything except matrix products.
 
-Each file has the kernels of one operation, forward and backward, and names its plain form. `block` combines them to one
-autograd function. Numbers are read and written in the dtype of the tensors, bf16 in training, and computed in fp32.
-Every sum is computed by one program in a fixed order, so the same inputs give the same bits.
+Each file has the forward and backward kernels of one operation, and names the operation's plain torch form. `block`
+combines the kernels to one autograd function. Numbers are read and written in the dtype of the tensors, which is bf16
+in training, and are computed in fp32. Every sum is computed by one program in a fixed order, so the same inputs give
+the same bits.
 
-Other rooms import only `block` and `modulated_norm`, and only if `why_plain` or `why_no_kernels` returns ''. Not every
-system has Triton.
+Other packages import only `block` and `modulated_norm`, and only if `why_plain` or `why_no_kernels` returns ''. This is
+necessary since not every system has Triton.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ _CAPABILITY = (8, 0)
 
 
 def why_plain(settings: ModelSettings, precision: PrecisionSettings, device: torch.device) -> str:
-    """Return why the fused kernels cannot run this model on this device, in words; '' if they can."""
+    """Return a text that says why the fused kernels cannot run this model on this device; '' if they can."""
     return why_other_blocks(settings, precision) or why_no_kernels(device)
 
 
 def why_other_blocks(settings: ModelSettings, precision: PrecisionSettings) -> str:
-    """Return why the fused kernels do not support these blocks on any device, in words; '' if they do."""
+    """Return a text that says why no device can run these blocks with the fused kernels; '' if some can."""
     head_size, usual = settings.width // settings.heads, IslandSettings(timestep=precision.islands.timestep)
     if settings.variants:
         named = ", ".join(f"model.{name}" for name in settings.variants)
@@ -43,7 +44,7 @@ def why_other_blocks(settings: ModelSettings, precision: PrecisionSettings) -> s
 
 @cache
 def why_no_kernels(device: torch.device) -> str:
-    """Return why Triton kernels cannot run on this device, in words; '' if they can."""
+    """Return a text that says why Triton kernels cannot run on this device; '' if they can."""
     if device.type != "cuda" or torch.version.cuda is None:
         return f"the device is {device.type}, and they run on NVIDIA GPUs"
     if torch.cuda.get_device_capability(device) < _CAPABILITY:

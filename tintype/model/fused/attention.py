@@ -1,7 +1,7 @@
 """Attention of image queries to the image's keys and to the unpadded keys of its text, without a mask.
 
-Plain form: softmax(q [k, text k]ᵀ / √E) [v, text v] with the text's padding masked. Scores and sums are fp32. The texts
-of all samples are packed: sample b has `length[b]` rows from row `first[b]` on.
+The plain form is softmax(q [k, text k]ᵀ / √E) [v, text v], in which the text's padding is masked. Scores and sums are
+fp32. The texts of all samples are packed: sample b has `length[b]` rows, beginning at row `first[b]`.
 
 B: samples, L: image tokens of a sample, H: heads, E: head size, D = H E, N: text tokens of all samples.
 """
@@ -17,18 +17,26 @@ from torch import Tensor
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 BOUND = tl.constexpr(48.0)
-"""Largest bound on scores (base 2) that needs no running maximum, since exp2(score − bound) stays above 2^-97."""
+"""Largest bound on scores (base 2) for which no running maximum is needed, since exp2(score − bound) stays above
+2^-97.
+"""
 LONG = 2048
-"""Least number of image tokens for checking the bound. With fewer, the check costs more than it saves."""
+"""Minimum number of image tokens for which the bound is checked.
+
+With fewer tokens, the check costs more time than it saves.
+"""
 FORWARD, FORWARD_BOUNDED, BACK_KEYS, BACK_QUERIES = (64, 64, 4, 3), (128, 64, 8, 3), (64, 64, 4, 4), (64, 64, 4, 3)
-"""Queries and keys per tile, warps and stages, measured on an H200 with heads of 64 numbers."""
+"""Queries per tile, keys per tile, warps and stages. They were measured on an H200 with heads of 64 numbers."""
 _WIDE, _STAGES_WIDE = 128, 2
-"""Head size and its number of stages. With more stages the tiles exceed the shared memory of an RTX GPU."""
+"""The wide head size, and its number of stages. With more stages, its tiles exceed the shared memory of an RTX GPU."""
 
 
 @triton.jit
 def _pair_and_tile(tiles):
-    """Return a program's (sample, head) and tile. Only the first dimension of a grid can be large."""
+    """Return the (sample, head) index and the tile of a program.
+
+    One grid dimension is used for both, since only the first one can be large.
+    """
     program = tl.program_id(0)
     return (program // tiles).to(tl.int64), program % tiles
 
@@ -36,7 +44,7 @@ def _pair_and_tile(tiles):
 @triton.jit
 def _take_in(q, k, v, count, k_row, v_row, factor, most, total, seen, RISING: tl.constexpr, EVEN: tl.constexpr,
              KEYS: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
-    """Add `count` keys and values to the softmax, shifted by `most`.
+    """Add `count` keys and values to the softmax. Scores are shifted by `most`.
 
     With `RISING`, `most` is the running maximum score.
     """
@@ -75,7 +83,7 @@ def _largest(weight, SIZE: tl.constexpr):
 def _attend(q, k, v, text_k, text_v, norm_q, norm_k, norm_text, out, log_sum, first, length, tokens, heads, v_row,
             text_v_row, scale, RISING: tl.constexpr, CHECKED: tl.constexpr, EVEN: tl.constexpr, QUERIES: tl.constexpr,
             KEYS: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
-    """Attend with a running maximum (`RISING`), or with the bound on the scores as the softmax's shift.
+    """Compute attention. The softmax's shift is a running maximum (with `RISING`), or a bound on the scores.
 
     With `CHECKED`, return at once if the bound requires the other variant.
     """
@@ -187,7 +195,10 @@ def _query_gradient(q, d_seen, k, v, count, k_row, v_row, log, shift, scale, d_q
 def _attend_back_queries(q, k, v, text_k, text_v, out, d_out, log_sum, delta, d_q, first, length, tokens, heads, v_row,
                          text_v_row, scale, EVEN: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
                          SIZE: tl.constexpr):  # fmt: skip
-    """Store the queries' gradient, and `delta`: the sum of out × its gradient, a term of the softmax's gradient."""
+    """Store the queries' gradient and `delta`.
+
+    `delta` is the sum of out × its gradient, a term of the softmax's gradient.
+    """
     pair, tile = _pair_and_tile(tl.cdiv(tokens, QUERIES))
     sample = pair // heads
     row = heads * SIZE
@@ -214,7 +225,7 @@ def _attend_back_queries(q, k, v, text_k, text_v, out, d_out, log_sum, delta, d_
 
 @dataclass(frozen=True)
 class Inputs:
-    """Queries, keys and values of the image, and keys and values of its text. Rows of values may have a stride."""
+    """The image's queries, keys and values, and the keys and values of its text. Rows of values may have a stride."""
 
     q_RD: Tensor
     k_RD: Tensor
@@ -224,11 +235,11 @@ class Inputs:
     first_B: Tensor
     length_B: Tensor
     longest: int
-    """Upper bound on the tokens of a text."""
+    """Upper bound on the number of tokens of a text."""
     tokens: int
     heads: int
     norms: tuple[Tensor, Tensor, Tensor]
-    """Weights of the norms of queries, keys and the text's keys, which bound the scores."""
+    """Weights of the norms of queries, keys and the text's keys. The scores are bounded with these weights."""
 
     @property
     def size(self) -> int:
@@ -241,7 +252,7 @@ class Inputs:
 
 
 def _tile(usual: tuple[int, int, int, int], size: int) -> tuple[int, int, int, int]:
-    """Return queries, keys, warps and stages for this head size."""
+    """Return the number of queries and keys per tile, warps and stages for this head size."""
     queries, keys, warps, stages = usual
     return queries, keys, warps, stages if size < _WIDE else min(stages, _STAGES_WIDE)
 
@@ -265,7 +276,10 @@ def attend(x: Inputs) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Gradients:
-    """Buffers for the gradients of `Inputs`. The rows of values may have a stride, at the start of the projections."""
+    """Buffers for the gradients of `Inputs`.
+
+    Rows of values may have a stride, and are then the first columns of the projections.
+    """
 
     q_RD: Tensor
     k_RD: Tensor

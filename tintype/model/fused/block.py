@@ -1,4 +1,4 @@
-"""A denoiser block as one autograd function. Plain form: `model.transformer.Block.forward`.
+"""A denoiser block as one autograd function. Its plain form is `model.transformer.Block.forward`.
 
 B: samples, L: image tokens, R = B L: rows, D: width, F: inner width of the MLP, N: text tokens of all samples.
 """
@@ -33,7 +33,7 @@ from tintype.runtime.copies import Copy
 
 
 class Parameters(NamedTuple):
-    """A block's parameters with gradients, in the order of their gradients."""
+    """A block's parameters that have gradients, in the order of the returned gradients."""
 
     norm_q: Tensor
     norm_k: Tensor
@@ -47,7 +47,10 @@ class Parameters(NamedTuple):
 
 
 class Matrices:
-    """A block's matrices as its products read them, including the modulation's matrix if it is multiplied in bf16."""
+    """A block's matrices in the form that products read.
+
+    If the modulation is multiplied in bf16, its matrix is included.
+    """
 
     def __init__(self, parameters: Parameters, modulation: Tensor | None, fp8: bool) -> None:
         self.modulation = None if modulation is None else Weight([modulation], fp8=False)
@@ -71,26 +74,26 @@ class Matrices:
 
 @dataclass(frozen=True)
 class Setting:
-    """All inputs of a block except tensors with gradients."""
+    """All inputs of a block except the tensors that have gradients."""
 
     weights: Matrices
     fp8: bool
     heads: int
     tokens: int
     table: Tensor | None
-    """Rotations [1 or B, L, 2, head size]."""
+    """Rotation factors [1 or B, L, 2, head size]."""
     places: Places
 
     def forward_type(self, stream: torch.dtype) -> torch.dtype:
         return E4M3 if self.fp8 else stream
 
     def backward_type(self, stream: torch.dtype) -> torch.dtype:
-        """Return the dtype of gradients in products: e5m2 under FP8, for its wider range."""
+        """Return the dtype of gradients in products. With FP8, it is e5m2, which has the wider range."""
         return E5M2 if self.fp8 else stream
 
 
 class FusedBlock:
-    """The fused kernels on the weights of a block."""
+    """Runs the fused kernels with the weights of a block."""
 
     def __init__(
         self, modulation: Modulation, attention: Attention, gate: nn.Linear, up: nn.Linear, down: nn.Linear, fp8: bool
@@ -102,7 +105,7 @@ class FusedBlock:
 
     @property
     def parameters(self) -> Parameters:
-        """Return the layers' current parameters, which differ while a graph is captured."""
+        """Return the layers' current parameters. While a graph is captured, they differ from the usual parameters."""
         attention, out = self._attention, self._attention.to_out[0]
         assert isinstance(out, nn.Linear)
         norms = (attention.norm_q.weight, attention.norm_k.weight, attention.norm_added_k.weight)
@@ -110,13 +113,13 @@ class FusedBlock:
         return Parameters(*norms, *(layer.weight for layer in layers))
 
     def read_text(self, text: PackedText) -> PackedKeyValue:
-        """Return the keys and values of the text."""
+        """Return the text's keys and values."""
         self.weights.refresh()
         _, kv_N2D, key_ND = _read_text(text.rows_NC, self.parameters, self._setting(text.places))
         return PackedKeyValue(key_ND, kv_N2D[:, key_ND.shape[1] :], text.places)
 
     def run(self, token_BLD: Tensor, text: PackedText | PackedKeyValue, vector_BD: Tensor, table: Tensor) -> Tensor:
-        """Return the stream after the block."""
+        """Return the token stream after the block."""
         self.weights.refresh()
         setting = self._setting(text.places, token_BLD.shape[1], table)
         token_BLD, six_B6D = token_BLD.contiguous(), self._modulate(vector_BD).contiguous()
@@ -128,7 +131,7 @@ class FusedBlock:
         return _forward(token_BLD, key_value.key_ND, key_value.value_ND, six_B6D, self.parameters, setting)[0]
 
     def _modulate(self, vector_BD: Tensor) -> Tensor:
-        """Return shifts, scales and gates [B, 6 D]."""
+        """Return shifts, scales and gates: [B, 6 D]."""
         if self.weights.modulation is None:
             six_B6D: Tensor = self._modulation(vector_BD)
             return six_B6D
@@ -169,7 +172,7 @@ class Trace(NamedTuple):
 
 
 def _read_text(text_ND: Tensor, parameters: Parameters, setting: Setting) -> tuple[Operand, Tensor, Tensor]:
-    """Return the text as an operand, its packed keys and values [N, 2 D], and the normed keys."""
+    """Return the text as an operand, its packed keys and values [N, 2 D], and the keys after their norm."""
     text = _operand(text_ND, setting.forward_type(text_ND.dtype))
     kv_N2D = product(text, setting.weights.text_kv)
     return text, kv_N2D, norm_heads(kv_N2D, (parameters.norm_text,), setting.heads, 1, None)[0]
@@ -178,7 +181,7 @@ def _read_text(text_ND: Tensor, parameters: Parameters, setting: Setting) -> tup
 def _forward(
     token_BLD: Tensor, text_k_ND: Tensor, text_v_ND: Tensor, six: Tensor, parameters: Parameters, setting: Setting
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the stream after the block, and the tensors of the trace except the text's."""
+    """Return the token stream after the block, and the tensors of the trace except those of the text."""
     weights, width, kind = setting.weights, token_BLD.shape[-1], setting.forward_type(token_BLD.dtype)
     _, normed, stats = norm(token_BLD, six, 0, kind)
     qkv_R3D = product(normed, weights.qkv)

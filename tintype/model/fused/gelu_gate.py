@@ -1,4 +1,4 @@
-"""The gated activation of the MLP. Plain form: gelu(gate, approximate="tanh") * up.
+"""The gated activation of the MLP. Its plain form is gelu(gate, approximate="tanh") * up.
 
 R: rows (tokens), F: inner width of the MLP. Gate and up are concatenated: [R, 2 F].
 """
@@ -14,7 +14,7 @@ from tintype.model.fused.products import Operand, new_operand
 from tintype.model.fused.quantise import SPARE, power_of_two, put_row
 
 _BLOCK, _WHOLE = 512, 2048
-"""Columns per block for unscaled rows, and the row length up to which a program processes a whole row.
+"""Columns per block for unscaled rows, and the maximum length of a row that one program processes as a whole.
 
 Scaled rows are always processed as a whole.
 """
@@ -22,7 +22,7 @@ Scaled rows are always processed as a whole.
 
 @triton.jit
 def _sigmoid(gate):
-    """Return the sigmoid factor of GELU: 0.5 (1 + tanh(√(2/π) (x + 0.044715 x³)))."""
+    """Return GELU's factor of its input x, 0.5 (1 + tanh(√(2/π) (x + 0.044715 x³))), computed as a sigmoid."""
     return tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
 
 

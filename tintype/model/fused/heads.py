@@ -1,6 +1,7 @@
-"""RMSNorm of each head and rotation, for the image's queries and keys; for the text's keys, without rotation.
+"""RMSNorm of each head, followed by rotation.
 
-Plain form: rotate(rms_norm(x, weight), table), of `model.layers`.
+It is applied to the image's queries and keys, and without rotation to the text's keys. The plain form is
+rotate(rms_norm(x, weight), table) of `model.layers`.
 
 R: rows (tokens), H: heads, E: head size, D = H E. Numbers 2 i and 2 i + 1 of a head are rotated as a pair.
 """
@@ -13,14 +14,20 @@ import triton.language as tl
 from torch import Tensor
 
 _TOKENS, _TOKENS_BACK = 4, 16
-"""Tokens per program, forward and backward. In the forward pass of a wide model, a program has one token."""
+"""Tokens per program in the forward and the backward pass.
+
+For a wide model, a program of the forward pass has one token.
+"""
 _NARROW = 1024
-"""Below this width a program processes the same token of several samples, and loads the token's angles once."""
+"""Below this width, a program processes the same token of several samples.
+
+It then loads the token's angles only once.
+"""
 
 
 @triton.jit
 def _pairs(pointer, mask, HEADS: tl.constexpr, HALF: tl.constexpr):
-    """Load heads and split their pairs."""
+    """Load heads, and split them into even and odd numbers."""
     number = tl.load(pointer, mask=mask, other=0.0).to(tl.float32)
     return tl.split(tl.reshape(number, [HEADS, HALF, 2]))
 
@@ -33,7 +40,7 @@ def _put_pairs(pointer, even, odd, mask, HEADS: tl.constexpr, HALF: tl.constexpr
 
 @triton.jit
 def _weights(first, second, part, HALF: tl.constexpr):
-    """Load the weights of the part's norm, split into those of even and odd numbers."""
+    """Load the norm's weights for this part, split into those of even and odd numbers."""
     pair = tl.arange(0, HALF)[None, :]
     weight = first if part == 0 else second
     return tl.load(weight + 2 * pair).to(tl.float32), tl.load(weight + 2 * pair + 1).to(tl.float32)
@@ -41,7 +48,10 @@ def _weights(first, second, part, HALF: tl.constexpr):
 
 @triton.jit
 def _angles(table, of_sample, token, HALF: tl.constexpr):
-    """Load cosines and sines of a token's pairs. The table has each twice, and the odd number's sine is +sin."""
+    """Load cosines and sines of a token's pairs.
+
+    The table has each value twice, and the sine is positive for odd numbers.
+    """
     pair = tl.arange(0, HALF)[None, :]
     here = table + of_sample + token * 4 * HALF + 2 * pair
     return tl.load(here), tl.load(here + 2 * HALF + 1)
@@ -49,7 +59,10 @@ def _angles(table, of_sample, token, HALF: tl.constexpr):
 
 @triton.jit
 def _rows(tokens, T: tl.constexpr, SHARED: tl.constexpr):
-    """Return a program's first row and the stride of its rows: one token of T samples, or T consecutive rows."""
+    """Return a program's first row, and the stride of its rows.
+
+    Its rows are one token of T samples, or T consecutive rows.
+    """
     program = tl.program_id(0).to(tl.int64)
     if SHARED:
         return (program // tokens) * T * tokens + program % tokens, tokens
@@ -123,7 +136,10 @@ def _heads_back(d_out, x, first, second, table, d_x, sums, rows, tokens, heads, 
 
 
 def norm_heads(x_RP: Tensor, weights: tuple[Tensor, ...], heads: int, tokens: int, table: Tensor | None) -> Tensor:
-    """Norm and rotate the first parts of the packed projections, as many as there are weights: [parts, R, D]."""
+    """Apply norm and rotation to the first parts of the packed projections: [parts, R, D].
+
+    Each weight belongs to one part.
+    """
     rows, size = len(x_RP), len(weights[0])
     out = x_RP.new_empty(len(weights), rows, heads * size)
     per, shared = _TOKENS if heads * size < _NARROW else 1, _shares_angles(heads * size, table)
@@ -157,7 +173,10 @@ def norm_heads_back(
 
 
 def _shares_angles(width: int, table: Tensor | None) -> bool:
-    """Return whether a program processes one token of several samples, which requires a shared table."""
+    """Return whether a program processes one token of several samples.
+
+    This requires that all samples share one table.
+    """
     return width < _NARROW and table is not None and len(table) == 1
 
 
@@ -166,11 +185,11 @@ def _programs(rows: int, tokens: int, per: int, shared: bool) -> int:
 
 
 def _stride(table: Tensor | None) -> int:
-    """Return the stride between two samples' tables: 0 if all samples share one."""
+    """Return the stride between the tables of two samples; 0 if all samples share one table."""
     return 0 if table is None or len(table) == 1 else table.stride(0)
 
 
 def _warps(width: int, most: int) -> int:
-    """Return the warps of a program, a power of two as Triton requires."""
+    """Return the number of warps of a program. Triton requires a power of two."""
     wanted = max(1, min(most, width * most // 1024))
     return 1 << (wanted.bit_length() - 1)

@@ -1,11 +1,12 @@
-"""LayerNorm with modulation, and the gated additions to the stream.
+"""LayerNorm with modulation, and gated additions to the token stream.
 
-Plain form, with the names of `model.layers`:
+The plain form, with the names of `model.layers`, is:
 
     stream = add_gated(token, gate, added)
     out = modulate(LayerNorm(stream), scale, shift)
 
-`six` [B, 6 D] has shift, scale and gate of the attention, then of the MLP; a column says where one begins.
+`six` [B, 6 D] has shift, scale and gate of the attention, then shift, scale and gate of the MLP. A column number says
+where each of them begins.
 
 B: samples, L: tokens of a sample, D: width.
 """
@@ -23,7 +24,7 @@ from tintype.model.fused.products import Operand, new_operand
 from tintype.model.fused.quantise import SPARE, put_row
 
 _WARPS_BACK = 2048
-"""Warps that fill a GPU. In the backward pass, each program sums over some tokens of one sample."""
+"""Number of warps that fills a GPU. In the backward pass, each program sums over some tokens of one sample."""
 
 
 @triton.jit
@@ -123,7 +124,7 @@ def _add_gated_back(d_out, added, gate, d_added, d_added_scale, sums, tokens, wi
 
 @triton.jit
 def _sum_chunks(sums, d_six, chunks, width, six_row, shift, gate, BLOCK: tl.constexpr):
-    """Add up the partial sums of a sample's programs into their columns of `six`."""
+    """Add up the partial sums of a sample's programs, and write the totals to their columns of `six`."""
     sample = tl.program_id(0).to(tl.int64)
     kind = tl.program_id(1)
     kinds = tl.num_programs(1)
@@ -155,7 +156,7 @@ def norm(
 ) -> tuple[Tensor, Operand, Stats]:
     """Return the stream after the addition, its modulated norm as an operand of type `kind`, and the norm's statistics.
 
-    In `six` the scale comes after the shift.
+    In `six`, the scale comes after the shift.
     """
     batch, tokens, width = token_BLD.shape
     rows, block = batch * tokens, triton.next_power_of_2(width)
@@ -186,7 +187,7 @@ def norm_back(
 ) -> tuple[Tensor, Operand]:
     """Return the gradients of the token and of `added`, and write the gradient of `six`.
 
-    `d_stream` is the gradient of the stream after the addition, if the stream is used further.
+    `d_stream` is the gradient of the stream after the addition, if later operations use the stream.
     """
     batch, tokens, width = stream_BLD.shape
     block = triton.next_power_of_2(width)
@@ -252,7 +253,10 @@ def _put_sums(sums: Tensor, d_six: Tensor, shift: int, gate: int) -> None:
 
 
 def _chunks(batch: int, tokens: int, programs: int) -> tuple[int, int]:
-    """Return the tokens per program that give enough programs, and the programs per sample."""
+    """Return the number of tokens per program, and the number of programs per sample.
+
+    There are at least `programs` programs if possible.
+    """
     per = 64
     while per > 4 and batch * triton.cdiv(tokens, per) < programs:
         per //= 2
@@ -260,5 +264,8 @@ def _chunks(batch: int, tokens: int, programs: int) -> tuple[int, int]:
 
 
 def _warps(block: int) -> int:
-    """Return the warps of a program: few for narrow rows, so that more programs run at the same time."""
+    """Return the number of warps of a program.
+
+    Narrow rows get few warps, so that more programs run at the same time.
+    """
     return max(1, min(8, block // 512))

@@ -1,4 +1,4 @@
-"""The matrix products of a fused block: operands and weights in bf16, or in FP8 with a scale for each row.
+"""The matrix products of a fused block. Operands and weights are bf16, or FP8 with one scale per row.
 
 R: rows (tokens), K: size in, N: size out.
 """
@@ -21,7 +21,7 @@ COPY_TYPE = torch.bfloat16
 
 @dataclass(frozen=True)
 class Operand:
-    """A matrix that a kernel wrote: in the stream's dtype, or in FP8 with a scale per row."""
+    """A matrix that a kernel wrote, in the stream's dtype or in FP8 with one scale per row."""
 
     values_RC: Tensor
     scale_R: Tensor
@@ -47,7 +47,7 @@ def quantised(x_RC: Tensor, kind: torch.dtype) -> Operand:
 
 
 class Weight:
-    """One or several stacked parameters, cast for the products: once per step and not once per batch.
+    """One or several stacked parameters, cast for the products. They are cast once per step, not once per batch.
 
     The copies keep their memory addresses, so that a captured graph reads new casts.
     """
@@ -65,7 +65,10 @@ class Weight:
 
     @property
     def copies(self) -> list[Copy]:
-        """Return copies that an optimizer can write, since each number is cast alone. FP8 copies are not included."""
+        """Return the copies that an optimizer can update, since it can cast each of their numbers alone.
+
+        FP8 copies are not included.
+        """
         return [] if self._fp8 else self._copies
 
     def refresh(self) -> None:
@@ -107,7 +110,7 @@ def input_gradient(d: Operand, weight: Weight) -> Tensor:
 def _scaled_product(x: Operand, right_CK: Tensor, scale_C: Tensor, fast: bool) -> Tensor:
     """Return a product of FP8 operands.
 
-    `fast` sums with fewer bits, enough for forward products but not for gradients.
+    With `fast`, sums use fewer bits. This is accurate enough for forward products, but not for gradients.
     """
     return torch._scaled_mm(
         x.values_RC,
@@ -120,7 +123,10 @@ def _scaled_product(x: Operand, right_CK: Tensor, scale_C: Tensor, fast: bool) -
 
 
 def weight_gradient(d: Operand, x: Operand, kind: torch.dtype) -> Tensor:
-    """Return the gradient of the weight, dᵀ x [N, K], summed in fp32. In FP8 all rows are converted to one scale."""
+    """Return the gradient of the weight, dᵀ x [N, K], summed in fp32.
+
+    FP8 rows are first converted to a common scale.
+    """
     if not d.quantised:
         return _summed_in_fp32(d.values_RC.t(), x.values_RC, kind)
     scale_R = d.scale_R * x.scale_R

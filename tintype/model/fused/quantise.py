@@ -1,7 +1,8 @@
-"""FP8 with a scale per row, computed by the kernel that makes the row: no second pass, and no state between steps.
+"""FP8 with one scale per row.
 
-A scale is a power of two. So FP8 numbers can be rescaled without another rounding, except the smallest numbers. The
-gradient of a weight sums over rows, so `transpose` converts them to one scale.
+The kernel that writes a row computes its scale. This needs no second pass and no state between steps. A scale is a
+power of two. So FP8 numbers can be rescaled without rounding, except the smallest numbers. The gradient of a weight
+sums over rows, so `transpose` converts all rows to a common scale.
 
 R: rows, C: columns.
 """
@@ -16,12 +17,18 @@ from torch import Tensor
 from tintype.settings import FP8_MULTIPLE
 
 SPARE = {torch.bfloat16: 0, torch.float32: 0, torch.float8_e4m3fn: 7, torch.float8_e5m2: 14}
-"""A row's maximum is scaled to between 2^spare and 2^(spare + 1), below FP8's maximum. 0: rows are not scaled."""
+"""Exponents that determine a row's scale.
+
+A row's maximum is scaled to between 2^spare and 2^(spare + 1), below FP8's maximum. With 0, rows are not scaled.
+"""
 
 
 @triton.jit
 def power_of_two(most, SPARE: tl.constexpr):
-    """Return the scale of a row with maximum `most`, and its reciprocal; both are not finite if `most` is not."""
+    """Return the scale of a row with maximum `most`, and the reciprocal of the scale.
+
+    If `most` is not finite, neither are they.
+    """
     exponent = most.to(tl.int32, bitcast=True) >> 23
     of_scale = tl.maximum(exponent - SPARE, 1)
     scale = (of_scale << 23).to(tl.float32, bitcast=True)
@@ -31,7 +38,7 @@ def power_of_two(most, SPARE: tl.constexpr):
 
 @triton.jit
 def put_row(out, scale_of_row, value, mask, SPARE: tl.constexpr):
-    """Store a row of numbers, in FP8 with its scale unless `SPARE` is 0."""
+    """Store a row of numbers. Unless `SPARE` is 0, store it in FP8 with its scale."""
     if SPARE:
         scale, reciprocal = power_of_two(tl.max(tl.where(mask, tl.abs(value), 0.0), 0), SPARE)
         tl.store(scale_of_row, scale)
@@ -49,7 +56,7 @@ def _quantise(x, out, scale, columns, SPARE: tl.constexpr, BLOCK: tl.constexpr):
 
 
 def quantise(x_RC: Tensor, out_RC: Tensor, scale_R: Tensor) -> None:
-    """Write the rows in FP8 with their scales. Plain form: `model.fp8.scaled`."""
+    """Write the rows in FP8 with their scales. The plain form is `model.fp8.scaled`."""
     rows, columns = x_RC.shape
     block = triton.next_power_of_2(columns)
     warps = 4 if block <= 4096 else 8
@@ -69,13 +76,16 @@ def _transpose(x, factor, out, rows, columns, filled, SCALED: tl.constexpr, ROWS
 
 
 def new_transposed(x_RC: Tensor) -> Tensor:
-    """Return an empty transposed matrix, with its columns padded to a number that FP8 products support."""
+    """Return an empty transposed matrix. Its columns are padded to a number that FP8 products support."""
     rows, columns = x_RC.shape
     return x_RC.new_empty(columns, triton.cdiv(rows, FP8_MULTIPLE) * FP8_MULTIPLE)
 
 
 def transpose(x_RC: Tensor, out_CR: Tensor, factor_R: Tensor | None = None) -> None:
-    """Write the transposed matrix in the same dtype, each row times its factor. Padding columns are zeros."""
+    """Write the transposed matrix in the same dtype.
+
+    Each row is multiplied by its factor, and padding columns are zeros.
+    """
     (rows, columns), filled = x_RC.shape, out_CR.shape[1]
     scaled = factor_R is not None
     stored, target = (x_RC, out_CR) if scaled else (x_RC.view(torch.int8), out_CR.view(torch.int8))
