@@ -12,10 +12,11 @@ from tintype.wording import Language, Option, options_in, rendered
 
 
 class UserError(Exception):
-    """An error for the user: what was wrong and where (`problem`), and what to do (`fix`).
+    """An error for the user. `problem` says what was wrong and where, and `fix` says what to do.
 
-    Both may name options as data (`tintype.wording`). The error's text shows options in the wording of the command
-    line, until `speak` chooses another wording. A fix that begins with a line break is shown on separate lines.
+    `problem` and `fix` may name options as data (`tintype.wording`). The error's text shows options in the wording of
+    the command line, until `speak` chooses another wording. A fix that begins with a line break is shown on separate
+    lines.
     """
 
     def __init__(self, problem: str, fix: str = "") -> None:

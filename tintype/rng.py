@@ -48,7 +48,7 @@ def stream_key(seed: int, stream: str) -> int:
 
 
 def bits(seed: int, stream: str, positions: Tensor, count: int) -> Tensor:
-    """Return `count` uniform 64-bit integers for each position: int64 [B, count]."""
+    """Return `count` uniform 64-bit integers for each position, as int64 [B, count]."""
     if positions.dtype != torch.int64:
         raise TypeError(f"positions must be int64, not {positions.dtype}")
     key_B = mix(positions * _GOLDEN + stream_key(seed, stream))
@@ -57,19 +57,19 @@ def bits(seed: int, stream: str, positions: Tensor, count: int) -> Tensor:
 
 
 def uniform(seed: int, stream: str, positions: Tensor, shape: tuple[int, ...] = ()) -> Tensor:
-    """Return uniform floats in [0, 1): float32 [B, *shape]."""
+    """Return uniform floats in [0, 1), as float32 [B, *shape]."""
     drawn = _shift_right(bits(seed, stream, positions, math.prod(shape)), 40)  # 24 bits: exact in float32
     return (drawn.to(torch.float32) * 2.0**-24).view(len(positions), *shape)
 
 
 def integers(seed: int, stream: str, positions: Tensor, high: int, shape: tuple[int, ...] = ()) -> Tensor:
-    """Return integers in [0, high): int64 [B, *shape]. The bias due to the modulo operation is below high / 2^63."""
+    """Return integers in [0, high), as int64 [B, *shape]. The bias due to the modulo operation is below high / 2^63."""
     drawn = _shift_right(bits(seed, stream, positions, math.prod(shape)), 1) % high
     return drawn.view(len(positions), *shape)
 
 
 def normal(seed: int, stream: str, positions: Tensor, shape: tuple[int, ...] = ()) -> Tensor:
-    """Return standard normal floats: float32 [B, *shape].
+    """Return standard normal floats, as float32 [B, *shape].
 
     The Box-Muller transform makes two floats from each 64-bit integer.
     """

@@ -34,13 +34,13 @@ gradient.
 AVERAGE_SHARE = 0.5
 """Largest accepted share of fp32 averages that differ from their weight and do not move.
 
-A few averages never move: with a fixed decay, an average stops within 2^-24 / (1 - decay) of its weight. If most
+A few averages never move, since with a fixed decay an average stops within 2^-24 / (1 - decay) of its weight. If most
 averages do not move, the decay is too close to 1 for the dtype.
 """
 FEWEST_SMALL_STEPS = 20.0
 """Minimum expected movement for a check of stochastic rounding, in units of the weight's last place.
 
-At this value, a movement of half the expected size is two standard deviations below the expected size.
+If the expected movement has this minimum size, half of it is two standard deviations below it.
 """
 FEWEST_TELLING = 8
 """Minimum number of values from which earlier rounding to bf16 is detected.
@@ -158,9 +158,9 @@ def _weights(seen: Seen) -> Iterator[Finding]:
 
 
 def rounding_of(group: Group, among: Iterable[Group]) -> str:
-    """Guess from moved weights which rounding their storage uses: `nearest`, `stochastic` or `kahan`.
+    """Guess from moved weights whether their storage rounds by `nearest`, `stochastic` or `kahan`.
 
-    A small group has too few small updates for a guess. It gets the rounding of all groups together.
+    A small group has too few small updates for a guess. Such a group gets the rounding of all groups together.
     """
     if group.updates.compensated:
         return "kahan"
@@ -288,7 +288,8 @@ def _is_planned(seen: Seen, island: str) -> bool:
 def _loss_scale(seen: Seen) -> Iterator[Finding]:
     """Compare the loss scale at every step with the plan.
 
-    If the ratio differs between steps, it is not a loss scale: several processes report a mean of their losses.
+    If the ratio differs between steps, the reason is that several processes report a mean of losses, and there is no
+    loss scale.
     """
     scales = seen.loss_scales
     if not scales or max(scales) - min(scales) > SCALE_TOLERANCE * abs(scales[0]):

@@ -1,7 +1,8 @@
 """Observe a few real training steps from outside. This module sets and removes every hook of the audit.
 
 Forward hooks record module inputs; they run after the hooks of FSDP. Between modules, torch's functions are
-intercepted. This finds tables that are rounded on use, softmax in 16 bits, and the tensor on which backward is called.
+intercepted. This interception finds tables that are rounded on use, softmax in 16 bits, and the tensor on which
+backward is called.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ ROTATION = "rotation"
 _FOLLOWED = {"t_B": "timestep", "like_B": "timestep", ROTATION: "rope"}
 """Arguments that no operation may convert to a narrow dtype.
 
-A timestep's sinusoid may be converted: autocast runs the layer that reads it.
+A timestep's sinusoid may be converted, since autocast runs the layer that reads it.
 """
 _SOFTMAX = {torch.softmax, torch.Tensor.softmax, nn.functional.softmax}
 _RSQRT = {torch.rsqrt, torch.Tensor.rsqrt}
@@ -124,7 +125,7 @@ def _watching_modules(parts: Session, seen: Seen) -> Iterator[_Calls]:
 def _arrival(
     path: str, seen: Seen, calls: _Calls, settings: ModelSettings
 ) -> Callable[[nn.Module, tuple[object, ...], dict[str, object]], None]:
-    """Record the floating-point tensors among a module's arguments. This function is a forward hook."""
+    """Record the floating-point tensors among a module's arguments. The method is a forward hook."""
 
     @torch.no_grad()
     def arrives(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
@@ -238,7 +239,9 @@ class _Calls(TorchFunctionMode):
 
 
 def _note_loss_scale(parts: Session, result: StepResult, backward_from: float, seen: Seen) -> None:
-    """Record the loss scale: the number on which backward was called, divided by the loss that the step reports."""
+    """Record the loss scale, which is the number on which backward was called, divided by the loss that the step
+    reports.
+    """
     weights = {term.name: term.settings.weight_at(result.step - 1) for term in parts.terms_at(result.step - 1)}
     loss = float(result.losses["flow"]) + sum(w * float(result.losses[name]) for name, w in weights.items())
     if math.isfinite(loss) and loss and math.isfinite(backward_from):

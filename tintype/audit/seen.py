@@ -58,9 +58,9 @@ class Updates(Tally):
 
     `lost` counts weights that did not move although the float64 step is not zero.
 
-    The other fields cover steps that are too small for rounding to nearest. They hold the sums of the expected and the
-    actual movement, in units of the weight's last place. With rounding to nearest the actual movement is zero; with
-    stochastic rounding it equals the expected movement on average.
+    The other fields cover steps that are too small for rounding to nearest. These fields hold the sums of the expected
+    and the actual movement, in units of the weight's last place. With rounding to nearest the actual movement is zero;
+    with stochastic rounding it equals the expected movement on average.
     """
 
     small_wanted: float = 0.0
@@ -129,7 +129,7 @@ class Group:
 
 @dataclass
 class Input:
-    """An argument as the module gets it: after the casts of FSDP, before the casts of autocast inside the module."""
+    """An argument that a module gets, after the casts of FSDP and before the casts of autocast inside the module."""
 
     module: str
     argument: str
@@ -157,13 +157,16 @@ class Seen:
     groups: dict[tuple[str, str], Group] = field(default_factory=dict)
     inputs: dict[tuple[str, str], Input] = field(default_factory=dict)
     rounded_inside: dict[str, list[str]] = field(default_factory=dict)
-    """For `timestep`, `rope`, `norms` and `softmax`: the parts of the model in which an operation rounded it to a
+    """Maps `timestep`, `rope`, `norms` and `softmax` to the parts of the model in which an operation rounded it to a
     narrow dtype.
     """
     operands: dict[str, Bad] = field(default_factory=dict)
     """Inputs of fp8 matrix products, by part of the model."""
     loss_scales: list[float] = field(default_factory=list)
-    """Loss scale of each step: the loss on which `backward` was called, divided by the loss that the step reports."""
+    """Loss scale of each step.
+
+    It is the loss on which `backward` was called, divided by the loss that the step reports.
+    """
     init_share: float = 0.0
     """Share of the initial weights in the weight average after training."""
     steps: int = 0

@@ -136,7 +136,7 @@ class _Shadow:
 
 
 def _opened(weight: Tensor, slots: Mapping[str, Tensor]) -> Tensor:
-    """Return the weight that the optimizer uses: the stored weight plus its rounding error, in fp32."""
+    """Return the weight that the optimizer uses, which is the stored weight plus its rounding error, in fp32."""
     weight = weight.detach()
     if COMPENSATION in slots:
         weight = weight.float() + slots[COMPENSATION].float()

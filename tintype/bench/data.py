@@ -45,7 +45,7 @@ class Loading:
     processes: bool
     images_per_s: float
     cpu_ms_per_image: float
-    """CPU time over all threads. Other programs on the machine do not change it."""
+    """CPU time over all threads. Other programs on the machine do not change this time."""
     images_per_s_per_core: float
 
 
@@ -73,7 +73,10 @@ class ImportSpeed:
 
 @exact_fp32()
 def measure_data(plan: Plan, steps: int, on_part: OnPart = lambda part, done, total: None) -> DataSpeeds:
-    """Measure the loader alone, with one thread and with all threads. Then measure training on the store."""
+    """Measure the loader alone, with one thread and with all threads.
+
+    Then measure training with images from the store.
+    """
     if not isinstance(plan.data, StoreSettings):
         raise UserError(
             f"{option('data')} measures decoding, but data of the kind '{plan.data.kind}' is not a store",

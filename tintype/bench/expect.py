@@ -1,8 +1,8 @@
 """Estimate the seconds of a study's runs on this machine, from a few steps and a few samples of its baseline.
 
 Training is measured on the baseline. An arm's time is this time, scaled by the arm's number of operations. The time of
-scoring includes the sampler's steps and the scene encoder's features. It does not include other encoders or the start
-of workers.
+scoring includes the sampler's steps and the scene encoder's features. The estimate does not include other encoders or
+the start of workers.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ class Pace:
     samples: int
 
     def scoring_s(self, protocol: Protocol) -> float:
-        """Return the seconds of an evaluation: sampling, reading, and computing features for the distances."""
+        """Return the seconds of an evaluation, which samples images, reads them and computes features for the
+        distances.
+        """
         total = 0.0
         for one in protocol.conditions:
             prompts = one.prompt_file.prompts if one.prompt_file is not None else ()
@@ -154,7 +156,7 @@ def expected_seconds(study: Study, counted: Mapping[str, PlanCost] = MappingProx
 
 
 def _bound(study: Study, costs: Mapping[str, PlanCost | None], baseline: PlanCost) -> Measured:
-    """Return a lower bound: the seconds of all operations at the peak speed of matrix products."""
+    """Return a lower bound on the seconds: the operations divided by the peak speed of matrix products."""
     plan = study.arms[0].plans[0]
     with cpu_threads(plan.run.device, plan.run.threads):
         rate = matmul_flop_per_s(torch.device("cpu"), torch.float32)
@@ -166,7 +168,7 @@ def _bound(study: Study, costs: Mapping[str, PlanCost | None], baseline: PlanCos
 
 
 def _by_arm(study: Study, pace: Pace, step_s: Mapping[str, float]) -> dict[str, float]:
-    """Return the seconds of a run of each arm: training, and scoring during and after training."""
+    """Return the seconds of a run of each arm. They include training, and scoring during and after training."""
     found = {}
     for arm in study.arms:
         plan = arm.plans[0]

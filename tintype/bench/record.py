@@ -1,5 +1,6 @@
-"""Implement `tintype bench --out` and `--against`: store figures in a file, and check later whether they are still
-reached.
+"""Implement `tintype bench --out` and `--against`.
+
+`--out` stores figures in a file, and `--against` checks whether they are still reached.
 
 A figure is a rate or a ratio, and higher is faster. If a bench measures a ratio within one run, the figure is the
 ratio, since machines of one kind differ in speed.

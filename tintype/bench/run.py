@@ -1,8 +1,8 @@
 """Implement `tintype bench`: measure the images per second of training, sampling and rendering in one process.
 
-`compare` measures only training. It measures the plan alone and with each technique, at several numbers of image tokens
-and batch sizes. Compare ratios, not speeds, since ratios differ less between machines. If an optimizer multiplies
-matrices, its time is compared with the minimum time of these products.
+The function `compare` measures only training. The function `compare` measures the plan alone and with each technique,
+at several numbers of image tokens and batch sizes. Compare ratios, not speeds, since ratios differ less between
+machines. If an optimizer multiplies matrices, its time is compared with the minimum time of these products.
 """
 
 from __future__ import annotations
@@ -49,9 +49,10 @@ DENSE, AGAIN = "dense", "dense again"
 
 
 OnPart = Callable[[str, int, int], None]
-"""Progress passed to the callback: the next part, the number of finished parts, and the total number of parts.
+"""Callback for progress.
 
-After the last part, the name is empty.
+It gets the name of the next part, the number of finished parts, and the total number of parts. After the last part, the
+name is empty.
 """
 
 
@@ -194,7 +195,7 @@ class Row:
     ceiling_tflop_per_s: float | None = None
     """Best measured rate of one large matrix product in the same dtype, taken right after the timed steps."""
     floor_s: float | None = None
-    """Minimum seconds of the matrix products: their number of operations divided by the ceiling rate."""
+    """Minimum seconds of the matrix products, which is their number of operations divided by the ceiling rate."""
     times_floor: float | None = None
     """Seconds of the whole optimizer divided by `floor_s`."""
     peak_gib: float | None = None
@@ -202,7 +203,10 @@ class Row:
     graphs: int | None = None
     """Number of graphs compiled before the timed steps."""
     recompiled: int | None = None
-    """Number of graphs compiled during the timed steps. If it is not 0, do not trust the speed."""
+    """Number of graphs compiled during the timed steps.
+
+    If any graph was compiled in these steps, do not trust the speed.
+    """
     graph_breaks: int | None = None
     """Number of the compiler's graph breaks."""
     failed: str | None = None
@@ -239,8 +243,8 @@ def compare(
     """Measure the training speed of the plan, alone and with each technique, at each number of image tokens and each
     batch size.
 
-    With techniques, the plan alone is measured first and last. If its two speeds differ, the ratios of the techniques
-    are uncertain by as much. `on_measured` gets all rows so far after each new row.
+    With techniques, the plan alone is measured first and last. If the plan's two speeds differ, the ratios of the
+    techniques are uncertain by as much. `on_measured` gets all rows so far after each new row.
     """
     refuse_stages(plan)
     _refuse_twice("technique", techniques)
@@ -433,7 +437,7 @@ def _compiled() -> tuple[int, int]:
 
 
 def _free() -> None:
-    """Free the memory of the previous row: images, CUDA graphs (their number is limited) and GPU memory."""
+    """Free the images, the CUDA graphs (whose number is limited) and the GPU memory of the previous row."""
     forget_sources()
     torch._dynamo.reset()
     gc.collect()

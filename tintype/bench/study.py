@@ -74,8 +74,9 @@ class StudySpeeds:
 def study_to_measure(
     name: str | None, recipe: str | None, assignments: Sequence[str], runs: int, arms: bool = False
 ) -> Study:
-    """Return a study for the measurement: the baseline alone with one seed per run, or all `arms` with about as many
-    runs.
+    """Return a study for the measurement.
+
+    It has the baseline alone with one seed per run, or all arms (with `arms`) and about as many runs.
 
     The study `name` provides the baseline and its scoring. `recipe` replaces the baseline's plan; the scoring stays the
     same.

@@ -1,6 +1,6 @@
 """Shell completion of names.
 
-This module does not import torch: the import takes seconds, and completion runs at every press of the tab key.
+This module does not import torch, since the import takes seconds and completion runs at every press of the tab key.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Derive commands from the library's functions: options from a function's signature, help from its docstring.
+"""Derive commands from the library's functions.
+
+Options come from a function's signature, and help comes from its docstring.
 
 A positional parameter becomes an argument, a keyword parameter an option, and `*settings` becomes `--set`. A plan is
 given as a recipe with `--set` and `--technique`, and a run as a folder with `--arm` and `--arm-seed`. If a function has
@@ -44,7 +46,7 @@ _COMPLETED: Mapping[str, Callable[[str], list[tuple[str, str]]]] = {
     "first": complete.recipe_names,
     "second": complete.recipe_names,
 }
-"""For each parameter that a shell can complete: the function that lists its values."""
+"""Maps each parameter that a shell can complete to the function that lists the parameter's values."""
 _Expanded: TypeAlias = dict[str, inspect.Parameter]
 
 
@@ -58,7 +60,7 @@ class Derived:
 
     @property
     def view(self) -> type[View[Any]]:
-        """Import and return the class of the command's view. This imports heavy modules."""
+        """Import and return the class of the command's view. The import loads heavy modules."""
         found: type[View[Any]] = _loaded(_TERMINAL, self.view_place) if self.view_place else View
         return found
 
@@ -70,7 +72,8 @@ COMMANDS: dict[str, Derived] = {}
 def command(app: App, name: str, function: str, view: str = "") -> None:
     """Add a command.
 
-    It calls a function of the library and shows the result with a view. Both are given as `module:name`.
+    The command calls a function of the library and shows the result with a view. Function and view are given as
+    `module:name`.
     """
     called = _loaded(_LIBRARY, function)
     derived = Derived(f"{app.path}{name}", called, view)
@@ -233,7 +236,10 @@ def _evaluated(node: ast.expr, names: Mapping[str, Any]) -> Any:
 
 
 def _typed(kind: Any) -> Any:
-    """Return the type that the command line parses: a path for a union with a path, a list for a sequence."""
+    """Return the type that the command line parses.
+
+    A union with a path becomes a path, and a sequence becomes a list.
+    """
     if get_origin(kind) is Annotated:
         return _typed(get_args(kind)[0])
     if kind in (kinds.AnyStudy, kinds.AnyRun, kinds.AnySource):

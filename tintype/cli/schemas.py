@@ -27,7 +27,7 @@ def _result_type(one: Derived) -> Any:
 
 
 def document_type(command: str) -> TypeAdapter[Any]:
-    """Return the type of the document that a command writes: a result or an error."""
+    """Return the type of the document that a command writes, which is a result or an error."""
     found: Any = _result_type(COMMANDS[command]) if command in COMMANDS else dict[str, Any]  # a schema
     return TypeAdapter(found | documents.ErrorDocument)
 

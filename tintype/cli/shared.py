@@ -39,7 +39,7 @@ _UsageError: Any = typer.BadParameter.__mro__[2]
 
 
 class Commands(TyperGroup):
-    """A group of commands. Its help lists each command with its full first sentence.
+    """A group of commands. The group's help lists each command with its full first sentence.
 
     Under `torchrun`, the group refuses commands that several ranks cannot run together.
     """
@@ -146,7 +146,7 @@ def plan_of(recipe: str, assignments: list[str], technique_specs: list[str]) -> 
 def run_of(folder: Path, arm: str | None, seed: int | None) -> Path:
     """Return the folder of a run.
 
-    It is the given folder, or the folder of an arm's run if the given folder is a study.
+    If the given folder is a study, return the folder of an arm's run, otherwise the given folder.
     """
     from tintype.library.runs import load_run
 

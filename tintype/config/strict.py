@@ -188,7 +188,7 @@ YAML reads this colon as a letter.
 def _full_width_colons(text: str, name: str) -> Iterator[str]:
     """Yield a message for each key with a full-width colon.
 
-    Such a colon is not an error in itself, since text may contain it.
+    A full-width colon is not an error in itself, since text may contain it.
     """
     for number, line in enumerate(text.splitlines() if "：" in text else (), 1):
         if found := _FULL_WIDTH.search(line):
@@ -406,7 +406,7 @@ _FIRST_KEY = re.compile(r"([\w.-]+)(: )?")
 def _named_path(problem: ErrorDetails, path: KeyPath, document: Document) -> KeyPath:
     """Return the path of the wrong key.
 
-    The message of a check over several settings begins with this path: `tune: optimizer.lr: …`.
+    The message of a check over several settings begins with the path of the wrong key, such as `tune: optimizer.lr: …`.
     """
     words = problem["msg"].removeprefix("Value error, ") if problem["type"] == "value_error" else ""
     while found := _FIRST_KEY.match(words):
@@ -442,10 +442,10 @@ def _cause(problem: ErrorDetails, model: type[Settings], document: Document, res
 def _path_in_data(loc: KeyPath, data: object, ends_with_key: bool) -> KeyPath:
     """Remove the union tags from a pydantic path. The user did not write these tags.
 
-    A tag can equal the name of a key: the kind `column` has a key `column`. So the path ends at a key with a plain
-    value. There is one exception: a tag follows a value that is only the name of a kind (`teacher: vgg16`). With
-    `ends_with_key`, the path's last element is a key even if the data lacks it. This key is missing, or pydantic spells
-    it differently.
+    A tag can equal the name of a key: for example, the kind `column` has a key `column`. So the path ends at a key with
+    a plain value. As an exception, a tag follows a value that is only the name of a kind (`teacher: vgg16`). With
+    `ends_with_key`, the path's last element is a key even if the data lacks it. Either the data lacks this key, or
+    pydantic spells the key differently.
     """
     path: list[str | int] = []
     for depth, key in enumerate(loc):
@@ -516,7 +516,7 @@ def settings_in(field: FieldInfo) -> list[type[Settings]]:
 
 
 _MARKS = re.compile(r"""'[^']*'|"[^"]*"|[\[({\])},]""")
-"""Matches quoted text, brackets and commas. They determine whether a comma separates two options."""
+"""Matches quoted text, brackets and commas. Quotes and brackets determine whether a comma separates two options."""
 
 
 def assignments_in(options: str) -> list[str]:

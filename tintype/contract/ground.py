@@ -45,7 +45,7 @@ SPECS: dict[str, str] = {
 }
 """Technique options for the check.
 
-They are needed if the default weights come from a hub, or if the name alone is not enough.
+Options are needed if the default weights come from a hub, or if the name alone is not enough.
 """
 BASELINES: dict[str, tuple[str, ...]] = {
     "fp32": ("precision.compute=bf16",),
@@ -68,7 +68,7 @@ def tiny_plan(*assignments: str, techniques: Sequence[str] = ()) -> Plan:
 def refused_by_the_device(*names: str) -> bool:
     """Return whether this machine cannot train with one of the techniques.
 
-    Such a technique is refused before the first step.
+    Plans with such a technique are refused before the first step.
     """
     return "fp8" in names and not fp8.runs_on(choose_device("auto"))
 

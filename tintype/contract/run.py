@@ -137,7 +137,7 @@ def _check(
 
 
 def _title(check: Callable[..., str]) -> str:
-    """Return the first line of a check's docstring. It states the property that the check confirms."""
+    """Return the first line of a check's docstring. The line states the property that the check confirms."""
     return (check.__doc__ or "").splitlines()[0].rstrip(".")
 
 
@@ -179,7 +179,7 @@ def _check_pairs(
 def _works_alone(ground: Ground, name: str) -> bool:
     """Return whether a technique trains on the tiny plan alone.
 
-    If it does not, a failure in a pair is its own fault.
+    If the technique does not train alone, it is itself the cause of failures in pairs.
     """
     try:
         if ground.can_step(name):

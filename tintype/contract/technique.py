@@ -142,8 +142,8 @@ WITHOUT_STEPS = (check_seams, check_round_trip, check_off, check_needs)
 def check_pair(ground: Ground, first: str, second: str) -> bool:
     """Train a step with two techniques, and return whether they can be combined.
 
-    If they cannot be combined, the error must name both. If one technique cannot be trained on this machine, only the
-    plan is made.
+    If two techniques cannot be combined, the error must name both of them. If one technique cannot be trained on this
+    machine, only the plan is made.
     """
     try:
         plan = ground.with_techniques(first, second)

@@ -1,4 +1,7 @@
-"""The file that `tintype new technique` writes. It has a working technique, a loss term, and a test of the contract."""
+"""The file that `tintype new technique` writes.
+
+The file has a working technique, a loss term, and a test of the contract.
+"""
 
 from __future__ import annotations
 

@@ -85,7 +85,10 @@ class _Live(TorchDispatchMode):
 
 
 class _Kernels(TorchFunctionMode):
-    """Uses as much memory as GPU kernels: attention without the matrix of all pairs, and products as with autocast."""
+    """Uses as much memory as GPU kernels.
+
+    Attention does not store the matrix of all pairs, and products use autocast's dtypes.
+    """
 
     def __init__(self, bf16: bool) -> None:
         super().__init__()

@@ -1,8 +1,10 @@
-"""Estimate a run's peak memory without measurements: all memory of its process on one GPU, by part.
+"""Estimate a run's peak memory without measurements.
 
-Memory in `held` is allocated during the whole run: weights, optimizer, images, graphs. The other tasks run one after
-the other (an encoder, the denoiser forward and backward, the sampler), so only the largest task counts. Activations are
-counted on the networks themselves, without values (`live`), or by a formula for tintype's own kernels.
+The estimate has all memory of the run's process on one GPU, by part.
+
+Memory in `held` is allocated during the whole run, for weights, optimizer, images and graphs. The other tasks run one
+after the other (an encoder, the denoiser forward and backward, the sampler), so only the largest task counts.
+Activations are counted on the networks themselves, without values (`live`), or by a formula for tintype's own kernels.
 
 B: images at a time. L: image tokens. S: text tokens. D: width of the denoiser.
 """
@@ -76,7 +78,7 @@ from tintype.vision.scene_encoder import READ_TOGETHER, SceneEncoderSettings
 from tintype.vision.teacher_cache import CACHED_TEACHER_BATCH
 
 HOST_BYTES = 5 << 30
-"""Host memory of a process on a machine with a GPU: Python, torch and the CUDA libraries."""
+"""Host memory that Python, torch and the CUDA libraries need in a process on a machine with a GPU."""
 SLACK = 1.25
 """Bytes that torch's allocator reserves per byte of temporary memory. The allocator rounds sizes up and leaves gaps.
 
@@ -85,25 +87,28 @@ With this factor, the estimate was 1.02 to 1.3 times the reserved peak that was 
 _TEXT_SIZES = 2
 """Assumed number of the denoiser's CUDA graphs.
 
-It is used if the rounded numbers of text tokens per batch are unknown.
+This assumption is used if the rounded numbers of text tokens per batch are unknown.
 """
 _SAMPLED_CAPTIONS = 512
 """Number of captions whose lengths are read to estimate the rounded numbers of text tokens per batch."""
 _DEVIATIONS = 3
 """A batch's number of text tokens is assumed to be within this many standard deviations of the mean.
 
-One batch in 400 is outside this range. If its rounded number of text tokens is new, its pass runs without a graph. The
-run then needs additional memory for this pass.
+One batch in 400 has a number of tokens outside of this range. If a batch's rounded number of text tokens is new, its
+pass runs without a graph. The run then needs additional memory for this pass.
 """
 _PRODUCTS_COPIES = 6
 """Number of fp32 copies of the weights in a step of an optimizer that orthogonalises with matrix products."""
 EXACT = frozenset({"weights", "gradients", "optimizer", "averages", "copies", "frozen networks", "images on the GPU"})
 """Parts that exist from the first step to the last. `SLACK` does not apply to them, since their bytes are exact."""
 _LATENT_TENSORS = 10
-"""Number of fp32 tensors of the latents' size in a step: x, noise, x_t, prediction, velocity, target, error, gradients.
+"""Number of fp32 tensors of the latents' size in a step, such as x, noise, x_t, prediction, velocity, target, error and
+gradients.
 """
 _OUTSIDE, _ROUTED = 8, 4
-"""Number of bf16 vectors of the denoiser's width per image token: outside of the blocks, and in addition for a route.
+"""Numbers of bf16 vectors of the denoiser's width per image token.
+
+The first is outside of the blocks, the second is added by a route.
 """
 
 
@@ -132,7 +137,7 @@ class Peak:
 
     @property
     def bytes(self) -> int:
-        """Return the GPU bytes that the run needs: the larger of the two peaks, including the CUDA context."""
+        """Return the GPU bytes that the run needs, which is the larger of the two peaks, including the CUDA context."""
         return max(self.training_bytes, self.scoring_bytes)
 
     @property
@@ -148,7 +153,7 @@ def reserved(parts: Mapping[str, int]) -> int:
 def peak_of(plan: Plan, protocol: Protocol | None = None, along: Protocol | None = None, gpus: int = 1) -> Peak:
     """Estimate the peak memory of a run and of its scoring, on each of `gpus` GPUs. No weights are read.
 
-    `along` is the protocol of the scores during training. The estimate is an upper bound: it assumes captions of
+    `along` is the protocol of the scores during training. The estimate is an upper bound, since it assumes captions of
     text.max_tokens tokens, and kernels that keep as much memory as plain torch operations.
     """
     try:
@@ -229,7 +234,7 @@ class _Run:
         return 0 if several else sum(self.plan.data.at_size(size).resident_bytes for size in sizes)
 
     def _image_bytes(self, step: int) -> int:
-        """Return the bytes that one image needs in a step: pixels, latents and caption."""
+        """Return the bytes that one image needs in a step for its pixels, latents and caption."""
         plan = self.plan
         embedding = text_tokens(plan) * self.counted.networks.text_width * 4
         return 2 * 3 * plan.size_px_at(step) ** 2 + 4 * _LATENT_TENSORS * latent_input(plan, step).numel() + embedding
@@ -419,8 +424,8 @@ class _Run:
         held: dict[str, int],
         work: dict[str, int],
     ) -> None:
-        """Add the memory for training the autoencoder: its state, and its step through the denoiser up to the aligned
-        block.
+        """Add the memory for training the autoencoder's weights, and for its step through the denoiser up to the
+        aligned block.
         """
         if autoencoder is None:
             return
@@ -550,8 +555,8 @@ def _block_bytes(plan: Plan, tokens: int) -> int:
 def _fused_bytes(plan: Plan, step: int) -> int:
     """Return the activation bytes of an image with tintype's kernels.
 
-    They consist of the tensors that the blocks keep, the gradients of one block's tensors, and a few vectors of the
-    denoiser's width outside of the blocks.
+    The activations consist of the tensors that the blocks keep, the gradients of one block's tensors, and a few vectors
+    of the denoiser's width outside of the blocks.
     """
     tokens = prod(grid_at(plan, step))
     outside = 2 * plan.model.width * tokens * (_OUTSIDE + (_ROUTED if plan.route else 0))

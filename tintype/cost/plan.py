@@ -1,7 +1,7 @@
 """Cost of a plan before it is trained: parameters, operations, memory, and time on GPUs.
 
 Parameters, operations, and the bytes of weights, gradients, optimizer and averages are counted exactly. For these
-counts, the networks are built without values (torch's meta device). Activations and time are estimates: see
+counts, the networks are built without values (torch's meta device). Activations and time are estimated as described in
 `activation_bytes` and `Speed`.
 
 B: samples. L: image tokens. S: text tokens. D: width of the denoiser.
@@ -87,7 +87,7 @@ GPUS = {
 }
 USUAL_GPU = "h200"
 UTILISATION = 0.4
-"""Fraction of the peak speed that time estimates assume. It is an assumption, not a measurement."""
+"""Fraction of the peak speed that time estimates assume. This number is not measured."""
 
 
 @dataclass(frozen=True)
@@ -141,8 +141,9 @@ class Phase:
 class Memory:
     """Bytes on one GPU. All parts except `copies` and `activations` are exact.
 
-    The sum is an estimate of the peak. It can be too high, since activations are freed while gradients are allocated.
-    It can be too low, since images, noise and the prediction are not included. These are large in pixel space.
+    The sum is an estimate of the peak. The sum can be too high, since activations are freed while gradients are
+    allocated. The sum can be too low, since it does not include images, noise and the prediction, which are large in
+    pixel space.
     """
 
     weights: int
@@ -157,7 +158,7 @@ class Memory:
     Matrix products read these copies, not the fp32 weights.
     """
     activations: int
-    """Estimated bytes of activations: see `activation_bytes`."""
+    """Bytes of activations, as estimated by `activation_bytes`."""
 
     @property
     def total(self) -> int:
@@ -298,9 +299,9 @@ def _shards(plan: Plan, gpus: int) -> int:
 def activation_bytes(plan: Plan, images: int, step: int = 0) -> int:
     """Estimate the bytes that the blocks keep for the backward pass of a micro-batch.
 
-    For each image token, a block keeps 12 vectors of the denoiser's width and 3 of the MLP's width. These are inputs
-    and outputs of norms, projections, q and k before and after norm and rotation, and the attention's output. In the
-    MLP, these are gate, up and their product. For each text token, a block keeps 3 vectors of the denoiser's width.
+    For each image token, a block keeps 12 vectors of the denoiser's width and 3 of the MLP's width. These vectors are
+    inputs and outputs of norms, projections, q and k before and after norm and rotation, and the attention's output. In
+    the MLP, these are gate, up and their product. For each text token, a block keeps 3 vectors of the denoiser's width.
     With activation checkpointing, a block keeps one vector per token, and only one block at a time keeps all.
     """
     model, tokens = plan.model, _tokens(plan, step)
@@ -589,7 +590,10 @@ def _edges(plan: Plan) -> list[int]:
 
 
 def known_network(missing: list[str], name: str, source: str, outline: Callable[[], T | None]) -> T | None:
-    """Return a frozen network without its weights. If its sizes are unknown, record it in `missing`."""
+    """Return a frozen network without its weights.
+
+    If the network's sizes are unknown, record the network in `missing`.
+    """
     try:
         found = outline()
     except UserError as error:
@@ -725,7 +729,7 @@ def measured_speed(plan: Plan, device: torch.device, images: int) -> Speed:
 
 
 def _step_seconds(plan: Plan, counted: Counted, device: torch.device, images: int) -> float:
-    """Return the mean seconds of a step: forward, backward and optimizer."""
+    """Return the mean seconds of a step with forward, backward and optimizer."""
     channels, patch = plan.tokenizer.compression.channels, plan.model.patch
     rows, columns = grid_at(plan, 0)
     width, length = counted.networks.text_width, text_tokens(plan)

@@ -2,8 +2,8 @@
 
 An uncompressed buffer is memory-mapped and takes no memory. A compressed buffer states its unpacked size, and Arrow's
 reader allocates that many bytes. So a malicious file of a few kilobytes could make the reader allocate gigabytes.
-Compressed files are refused: no tool that writes a supported format compresses buffers. Messages are parsed according
-to the format's definition (Apache Arrow, `Message.fbs`, in FlatBuffers).
+Compressed files are refused, since no tool that writes a supported format compresses buffers. Messages are parsed
+according to the format's definition (Apache Arrow, `Message.fbs`, in FlatBuffers).
 """
 
 from __future__ import annotations

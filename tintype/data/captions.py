@@ -23,7 +23,7 @@ NULL_CAPTION = ""
 class CaptionsPart(Part):
     """The kind chooses a caption.
 
-    Then the settings that all kinds share apply in this order: parts, words, tokens, dropout.
+    Then four settings that all kinds share apply, in the order parts, words, tokens, dropout.
     """
 
     keep_parts: float = Field(
@@ -120,8 +120,8 @@ def pick_weighted(captions: Mapping[str, str], weights: Mapping[str, float], u: 
 class MixSettings(CaptionsPart):
     """Each sample reads one of the captions of its image, drawn by weight.
 
-    A missing or empty caption is never drawn: its weight goes to the image's other captions in proportion. PRX gives
-    such a caption a weight of 1e-9, so PRX can still draw it.
+    A missing or empty caption is never drawn, and its weight goes to the image's other captions in proportion. PRX
+    gives such a caption a weight of 1e-9, so PRX can still draw it.
     """
 
     kind: Literal["mix"] = "mix"

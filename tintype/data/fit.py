@@ -2,11 +2,11 @@
 
 An image is shrunk on the CPU in float64, as two products with sparse matrices (`pretrained/preprocess.py`). Each output
 pixel depends on a few input pixels. So only blocks around the diagonal are multiplied, and only the cropped part is
-computed. This takes about an eighth of the time of the full products.
+computed. The two products take about an eighth of the time of the full products.
 
 The resulting bytes equal those of the full matrix products. Blocked and full products add the same numbers in possibly
-different orders, so the last bit of a sum can differ. This bit changes a byte only if the sum lies midway between two
-byte values, for example the average of two pixels. An image with such a sum is shrunk by the full products.
+different orders, so the last bit of a sum can differ. The last bit changes a byte only if the sum lies midway between
+two byte values, for example the average of two pixels. An image with such a sum is shrunk by the full products.
 
 C: channels. H, W: rows, columns. O, I: output and input pixels along one axis.
 """

@@ -1,4 +1,4 @@
-"""List the files of an untrusted folder. Its symbolic links must not lead out of the folder.
+"""List the files of an untrusted folder. Symbolic links in the folder must not lead out of it.
 
 A link to a file within the folder is followed. A link to a subfolder is skipped, since the subfolder's files are listed
 anyway. A link that leads out of the folder is refused, unless the user allows such links.

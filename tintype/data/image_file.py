@@ -118,7 +118,7 @@ def too_large(name: str, size: int, most: int) -> str:
 
 @cache
 def _formats() -> tuple[str, ...]:
-    """Return the accepted formats that this build of Pillow supports. Some builds lack AVIF."""
+    """Return the accepted formats that this build of Pillow supports. Some builds of Pillow lack AVIF."""
     Image.init()
     return tuple(one for one in FORMATS if one in Image.OPEN)
 

@@ -1,4 +1,4 @@
-"""Ordered sets of images on disk: a folder, a tar, a Parquet file, a store, or samples.
+"""Ordered sets of images on disk. A set is a folder, a tar, a Parquet file, a store, or samples.
 
 An image that cannot be read raises an error that names the image. Skipping it would change the set and its scores.
 """
@@ -77,7 +77,8 @@ def fingerprint(encoded: Iterable[Encoded], on_images: Callable[[int], None] = l
 
 
 def open_images(path: Path, limit: int | None = None, follow_links: bool = False) -> Images:
-    """Open a set of images: a folder, a `.tar`, a `.parquet` file, a folder of such files, or a store (both splits).
+    """Open a set of images, which is a folder, a `.tar`, a `.parquet` file, a folder of such files, or a store (both
+    splits).
 
     A folder's files are read at any depth, sorted by name. A link that leads out of the folder is refused, unless
     `follow_links` is set. With `limit`, only the first images are read.
@@ -219,8 +220,8 @@ def map_prefetched(
 ) -> Iterator[B]:
     """Map a function over items in order, and prefetch a few results in threads.
 
-    `pixels` returns the number of pixels that an item decodes. These pixels count from the start of the item until its
-    result is taken. If an item would raise the total above `most_pixels`, it starts only after all other items are
+    `pixels` returns the number of pixels that an item decodes. The item's pixels count from the start of the item until
+    its result is taken. If an item would raise the total above `most_pixels`, it starts only after all other items are
     taken.
     """
     with decoding_pool(usual_threads()) as pool:

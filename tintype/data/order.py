@@ -22,7 +22,7 @@ _PAGE = 1 << 12
 
 @dataclass(frozen=True)
 class Shuffled:
-    """The order of a single source: each epoch has every image once, in a new random order."""
+    """The order of a single source. Each epoch has every image once, in a new random order."""
 
     seed: int
     source: Sized
@@ -49,7 +49,7 @@ def ids_at(seed: int, first: int, count: int, size: int) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _page(seed: int, page: int, size: int) -> Tensor:
-    """Return the ids of a page of positions, cached: consecutive steps read the same page."""
+    """Return the ids of a page of positions. Pages are cached, since consecutive steps read the same page."""
     position = torch.arange(page * _PAGE, (page + 1) * _PAGE)
     epoch, place = position // size, position % size
     return _permute(place, epoch, stream_key(seed, "order"), size)

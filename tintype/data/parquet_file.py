@@ -1,6 +1,6 @@
 """Read foreign Parquet files and rows of Arrow tables, one row at a time and within limits.
 
-Arrow's reader unpacks the footer and each page as a whole. It does not check the sizes that the file states. A
+Arrow's reader unpacks the footer and each page as a whole. The reader does not check the sizes that the file states. A
 malicious file of a few kilobytes can make the reader allocate gigabytes. So this module checks the headers of all pages
 of a column before the column is read. Headers are parsed according to the format's definition (Apache Parquet,
 `parquet.thrift`, in Thrift's compact protocol).
@@ -99,7 +99,10 @@ def _check_chunk(content: memoryview, path: Path, chunk: parquet.ColumnChunkMeta
 
 
 _Fields: TypeAlias = dict[tuple[int, ...], int]
-"""Numbers by field path. The path of a number in a nested struct has two fields: the struct's and the number's."""
+"""Numbers by field path.
+
+The path of a number in a nested struct consists of the struct's field and the number's field.
+"""
 
 
 def _struct(data: memoryview, at: int, deepest: int) -> tuple[_Fields, int]:
@@ -161,8 +164,9 @@ class TooLarge:
 def rows(batch: pyarrow.RecordBatch, most_bytes: int) -> Iterator[dict[str, object]]:
     """Yield the rows of a batch one at a time.
 
-    This saves memory, since many rows can refer to one large dictionary value. Texts are yielded as bytes, so a text
-    that is not UTF-8 only affects its own row. A value of more than `most_bytes` bytes is yielded as `TooLarge`.
+    Reading single rows saves memory, since many rows can refer to one large dictionary value. Texts are yielded as
+    bytes, so a text that is not UTF-8 only affects its own row. A value of more than `most_bytes` bytes is yielded as
+    `TooLarge`.
     """
     for row in range(batch.num_rows):
         one = batch.slice(row, 1)

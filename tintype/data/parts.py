@@ -16,7 +16,7 @@ from tintype.settings import DataPart, KeysOf, plain
 DATA: tuple[type[DataPart], ...] = (ScenesSettings, StoreSettings, MixtureSettings)
 CAPTIONS: tuple[type[CaptionsPart], ...] = (ColumnSettings, MixSettings, CurriculumSettings)
 Given = Annotated[dict[str, Any], KeysOf(DATA)]
-"""Settings of data, given as a command-line option: `data.style=photo,data.buckets=[[64,64],[48,80]]`."""
+"""Settings of data, given as a command-line option such as `data.style=photo,data.buckets=[[64,64],[48,80]]`."""
 _KINDS = {part.kind_name(): part for part in DATA}
 _PINS = {"path": "sha256", "skip": "skip_sha256", "evaluate_path": "evaluate_sha256"}
 
@@ -24,7 +24,7 @@ _PINS = {"path": "sha256", "skip": "skip_sha256", "evaluate_path": "evaluate_sha
 def like(data: DataPart, given: Mapping[str, object], where: str) -> DataPart:
     """Return `data` with the given settings.
 
-    If they change the kind, only the size is kept. Error texts begin with `where`.
+    If the settings change the kind, only the size is kept. Error texts begin with `where`.
     """
     kind = str(given.get("kind", data.kind))
     if kind not in _KINDS:
@@ -36,9 +36,9 @@ def like(data: DataPart, given: Mapping[str, object], where: str) -> DataPart:
 def instead(data: DataPart, given: Mapping[str, object], store: str | None, where: str) -> DataPart:
     """Return other training data for a plan.
 
-    If the plan uses a store, the new data are the store in the folder `store`. Otherwise they are the result of `like`.
-    The selection of records (`limit`, `where`, `skip`) is cleared, since it refers to the old store. An evaluation set
-    that `data` names (`evaluate_path`, `evaluate_style`) is kept.
+    If the plan uses a store, the new data are the store in the folder `store`. Otherwise, the new data are the result
+    of `like`. The selection of records (`limit`, `where`, `skip`) is cleared, since it refers to the old store. An
+    evaluation set that `data` names (`evaluate_path`, `evaluate_style`) is kept.
     """
     if store is None or not isinstance(data, StoreSettings):
         return like(data, given, where)

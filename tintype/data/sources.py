@@ -75,7 +75,7 @@ def open_held_out(
 def open_unseen(data: DataPart, count: int, device: torch.device) -> ImageSource:
     """Open square images that training never reads, from the distribution of the training images.
 
-    These are `count` unseen scenes, or the whole evaluation split of a store.
+    The images are `count` unseen scenes, or the whole evaluation split of a store.
     """
     return open_source(data.held_out(count), "unseen", device)
 

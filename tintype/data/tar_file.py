@@ -40,7 +40,10 @@ def members(path: Path) -> Iterator[tarfile.TarInfo]:
 
 
 def is_plain(member: tarfile.TarInfo) -> bool:
-    """Return whether a member is a regular file whose bytes are in the tar. Links, devices and sparse files are not."""
+    """Return whether a member is a regular file whose bytes are in the tar.
+
+    Links, devices and sparse files are not regular files.
+    """
     return member.type in _PLAIN and not member.issparse()
 
 

@@ -1,8 +1,8 @@
 """Scores during training. The weights kept at chosen steps and the last weights are scored by one cheaper protocol.
 
 Distances between sets of images depend on the number of images. So all scores of a curve, including the last, use the
-same number of images. These scores are only compared with each other. The last score uses the first images of the full
-evaluation, which are already generated.
+same number of images. Scores of a curve are only compared with each other. The last score uses the first images of the
+full evaluation, which are already generated.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ NOT_SCORED = "not-scored"
 
 
 def early_protocol(protocol: Protocol, metrics: Collection[str], count: int | None = None) -> Protocol:
-    """Return the protocol of scores during training. It has fewer images, and only the samplings that `metrics` need.
+    """Return the protocol of scores during training.
 
-    `count` is the number of images of the main sampling. The default is a quarter of the protocol's count, and at least
+    This protocol has fewer images, and only the samplings that `metrics` need. `count` is the number of images of the
+    main sampling. The default is a quarter of the protocol's count, and at least
     128. Other samplings have at most `count` images, but a prompt file is always used as a whole. The validation loss
     uses as many images as in the full protocol, since it is cheap.
     """
@@ -72,7 +73,7 @@ def score_along(
     """Score a finished run's last weights, at step `last`, then the weights kept at `steps`.
 
     Kept weights are removed once their score is stored. Kept weights of other steps are removed too, since they are not
-    needed. Steps without kept weights are skipped: they were scored before, or their weights were never kept. If
+    needed. Steps without kept weights are skipped, since they were scored before, or their weights were never kept. If
     weights cannot be scored, an event is logged and the run stays valid. The last weights are scored first. So kept
     weights that remain show that scores are missing.
     """

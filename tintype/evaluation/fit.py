@@ -78,7 +78,7 @@ def fit_protocol(protocol: Protocol, data: DataPart) -> Fitted:
 
 
 def _caption(source: ImageSource) -> str:
-    """Return the caption column to use: `long`, else `short`, else the first column of the store."""
+    """Return the caption column `long`, else `short`, else the first column of the store."""
     return next((name for name in CAPTIONS if name in source.columns), min(source.columns, default=CAPTIONS[0]))
 
 
@@ -110,7 +110,7 @@ def held_out_note(count: int) -> str:
 def data_problems(data: DataPart, source: ImageSource, protocol: Protocol) -> list[Problem]:
     """List the problems of a protocol on a store.
 
-    These are encoders that cannot read the images, missing captions, and counts above the number of held-out images.
+    Problems are encoders that cannot read the images, missing captions, and counts above the number of held-out images.
     `source` is the evaluation split.
     """
     found = list((_scene_problems if data.of_scenes else _store_problems)(source, protocol))
@@ -174,7 +174,8 @@ def _count_problems(held_out: int, protocol: Protocol) -> Iterator[Problem]:
 
 
 def readiness_problems(protocol: Protocol, data: Sequence[DataPart], device: torch.device) -> list[Problem]:
-    """List all reasons why a protocol would not work: unsuitable data, missing prompt files, and missing weights.
+    """List all reasons why a protocol would not work, such as unsuitable data, missing prompt files and missing
+    weights.
 
     The encoders are built for this check, so their weights are downloaded once.
     """

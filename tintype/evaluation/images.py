@@ -123,9 +123,9 @@ def evaluate_images(
 
 
 def _reference(path: Path, images: Images | None, encoder: Encoder, counter: Counter, each_s: float) -> ImageFeatures:
-    """Return the features of the reference. If they are not cached, report how long the encoding will take.
+    """Return the features of the reference. If the features are not cached, report how long the encoding will take.
 
-    This time is estimated from `each_s`, the measured seconds per image of the other set.
+    The time of the encoding is estimated from `each_s`, the measured seconds per image of the other set.
     """
     if images is not None:
         count = images.fingerprint()[1]
@@ -164,7 +164,7 @@ def _unpaired(fake: Images, real: Images) -> UserError:
 
 
 def _refuse_conflicts(protocol: ImageProtocol, saved: bool, save_reference: Path | None) -> None:
-    """Raise on conflicting settings. This happens before images are read, which can take hours."""
+    """Raise on conflicting settings, before images are read for possibly hours."""
     if len(protocol.encoders) > 1 and (saved or save_reference):
         raise UserError("a reference file contains the features of one encoder", "score one encoder at a time with it")
     if saved and protocol.paired:

@@ -1,6 +1,6 @@
 """Search for copies of training images. Sample with captions of training images, and with captions of unseen images.
 
-Both sets of captions are drawn by the same rule. Both get equally many samples, with the same noises and guidance
+Both sets of captions are drawn by the same rule. Both sets get equally many samples, with the same noises and guidance
 scales. A third set of unseen images shows how similar images of this data are to each other.
 
 M: images to search for copies of, N: samples, C: channels, H, W: rows and columns.
@@ -185,7 +185,7 @@ def _kind_read(plan: Plan, protocol: Protocol) -> str:
 
 
 def _spread(source: ImageSource, ids: Sequence[int], kind: str, count: int) -> Question:
-    """Choose images that have a caption of this kind. They are spread evenly over the ids."""
+    """Choose images that have a caption of this kind. The images are spread evenly over the ids."""
     texts = [record.captions.get(kind, NULL_CAPTION) for record in source.records(ids)]
     known = [row for row, text in enumerate(texts) if text.strip()]
     if not known:

@@ -48,7 +48,8 @@ def protocol_of(assignments: Sequence[str], default: Protocol = _GENERAL) -> Pro
 def default_protocol(plan: Plan) -> Protocol:
     """Return the protocol that a plan names in `run.protocol`, or the general defaults.
 
-    Their settings count as not given by the user, so `fit_protocol` can replace settings that do not fit the data.
+    The settings of the default protocol count as not given by the user, so `fit_protocol` can replace settings that do
+    not fit the data.
     """
     name = plan.run.protocol
     return _GENERAL if name is None else _as_given(parse(Protocol, packaged.find("protocols", name)), set())

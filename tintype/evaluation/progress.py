@@ -10,7 +10,10 @@ from tintype.runtime.dist import current
 
 @dataclass(frozen=True)
 class Scoring:
-    """Progress passed to the callback: the images of the current stage, and the finished share of the evaluation."""
+    """Progress passed to the callback.
+
+    It has the images of the current stage, and the finished share of the evaluation.
+    """
 
     doing: str
     done: float

@@ -34,7 +34,7 @@ class PromptFile:
     prompts: tuple[str, ...]
     sha256: str
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """For each grouping, such as tag or category: the group of each prompt."""
+    """Maps each grouping, such as tag or category, to the group of each prompt."""
 
 
 def find_captions(source: ImageSource, captions: Sequence[str]) -> dict[str, tuple[int, str]]:

@@ -1,4 +1,4 @@
-"""The user's protocol for an evaluation: the samplings and the metrics, with their settings."""
+"""The user's protocol for an evaluation, which consists of samplings, metrics, and their settings."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ DEFAULT_METRICS = ("fd", "kid", "mmd", "precision", "recall")
 
 
 class Condition(Settings):
-    """An additional sampling of the model. Its missing settings are those of the main sampling.
+    """An additional sampling of the model. Missing settings are those of the main sampling.
 
-    A guidance is given as a whole: its missing settings get their defaults.
+    A guidance is given as a whole, so its missing settings get their defaults.
     """
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$", description="Follows the metrics' names")
@@ -336,7 +336,7 @@ class Definition:
 def metric_label(metric: AnyMetric, encoder: EncoderPart) -> str:
     """Return the metric's published name if its definition is the published one.
 
-    Otherwise, return the names of metric and encoder.
+    Otherwise, return the names of the metric and the encoder.
     """
     published = encoder.published.get(metric.name)
     if published and encoder.name is None:

@@ -83,7 +83,7 @@ def scored_data(plan: Plan, protocol: Protocol, step: int) -> ScoredData:
 
 
 def held_out(scored: ScoredData, protocol: Protocol) -> ImageSource:
-    """Return images that training never sees. The first of them provide the prompts and the reference.
+    """Return images that training never sees. The first images provide the prompts and the reference.
 
     Raise if the protocol does not fit the data.
     """
@@ -236,7 +236,7 @@ def _file(about: About) -> Path:
 def _cached(file: Path, encoder: Encoder, about: About) -> ImageFeatures:
     """Read a cached file.
 
-    Its name is a hash of its content. The content is checked against this hash, since the file could have been
+    The file's name is a hash of its content. The content is checked against this hash, since the file could have been
     replaced.
     """
     found = read_reference(file)
@@ -278,9 +278,7 @@ def read_reference(path: Path) -> ImageFeatures:
 
 
 def _content_sha256(metadata: Mapping[str, str], digests: Sequence[bytes] | None) -> str:
-    """Return the SHA-256 of three values: the hash of the features, their description, and the digests of the
-    images.
-    """
+    """Return the SHA-256 of the features' hash, the features' description, and the digests of the images."""
     return _sha256(f"{metadata['sha256']} {metadata['about']} {b''.join(digests or ()).hex()}")
 
 

@@ -1,4 +1,4 @@
-"""The result of an evaluation: a typed value that is stored as JSON."""
+"""The result of an evaluation, as a typed value that is stored as JSON."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BESIDE = "beside"
 """Key of a stored result that names the other files written with the result."""
 
 PER_IMAGE_FILE = "per_image.json"
-"""File next to a result, with metrics of each image. They are used to compare arms of a study."""
+"""File next to a result, with metrics of each image. The metrics of each image are used to compare arms of a study."""
 
 MISREAD_FILE = "misread.json"
 """File next to a result, with the words of the prompts that the preview images got wrong."""
@@ -98,7 +98,7 @@ class Copies(_Record):
     unlike: float
     """Fraction of the samples of training captions that do not resemble the data."""
     any: dict[str, Rate]
-    """Rate of near-copies of any training image: overall, and for each guidance scale."""
+    """Rate of near-copies of any training image, overall and for each guidance scale."""
     own: dict[str, Rate]
     """Rate of near-copies of the caption's own image."""
     pairs: list[CopyPair]
@@ -160,7 +160,7 @@ class EvaluationResult(MetricValues):
     protocol: Protocol
     protocol_hash: str
     details: dict[str, dict[str, float]]
-    """Breakdowns of a metric: by attribute, by time, or by group of prompts."""
+    """Breakdowns of a metric by attribute, by time, or by group of prompts."""
     samples: dict[str, str]
     """Folder of each sampling's images, relative to the run's folder."""
     real: dict[str, dict[str, float]]

@@ -1,8 +1,8 @@
 """Generated images, stored as shards in the run's folder. A metric that is added later needs no new sampling.
 
-The folder's name depends on the settings that determine the images: prompts, noise, sampler and step. It does not
-depend on the number of images or on the metrics, so a larger count only adds shards. Interrupted sampling resumes after
-the last complete shard.
+The folder's name depends on the settings that determine the images, which are prompts, noise, sampler and step. The
+name does not depend on the number of images or on the metrics, so a larger count only adds shards. Interrupted sampling
+resumes after the last complete shard.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Samples:
             yield from (some[at : at + ranks] for at in range(0, len(some), ranks))
 
     def shards(self) -> Iterator[Tensor]:
-        """Yield the images in order, as uint8 [n, 3, H, W]. Their checksums are verified."""
+        """Yield the images in order, as uint8 [n, 3, H, W]. The images' checksums are verified."""
         self._refuse_gaps()
         for first, last in self._shard_spans:
             yield read_shard(_shard(self.folder, first))[: last - first]
@@ -124,7 +124,7 @@ class Samples:
         return [block for span in self._shard_spans for block in spans(*span, size)]
 
     def read(self, first: int, last: int) -> Tensor:
-        """Return the images of a block. Their shard was already verified."""
+        """Return the images of a block. The block's shard was already verified."""
         start = max(start for start, _ in self._shard_spans if start <= first)
         return read_unchecked(_shard(self.folder, start), first - start, last - start)
 
@@ -177,7 +177,7 @@ def repeat(values: Sequence[str], times: int) -> list[str]:
 
 
 def step_name(step: int, weights: str = "") -> str:
-    """Return a name for a run's weights. It is used in the names of files that are made with these weights."""
+    """Return a name for a run's weights. Files that are made with these weights have this name as part of their own."""
     return f"step-{step:09d}-{weights}" if weights else f"step-{step:09d}"
 
 

@@ -152,7 +152,7 @@ def _pairs_by_shape(
 ) -> tuple[dict[str, FeaturePair], list[str]]:
     """Return, for each shape, the features of samples and of real images with this shape.
 
-    Also return the shapes with too few images. Both results are empty if all images have one shape.
+    Also return the shapes with too few images. Both returned values are empty if all images have one shape.
     """
     if not samples.shapes:
         return {}, []

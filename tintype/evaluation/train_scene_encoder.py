@@ -139,7 +139,7 @@ def _new_encoder(seed: int, device: str) -> SceneEncoder:
 
 
 def _schedule(step: int, steps: int) -> float:
-    """Return the factor of the learning rate: linear warm-up, then half a cosine down to zero."""
+    """Return the factor of the learning rate. Its schedule is a linear warm-up, then half a cosine down to zero."""
     warm = min(1.0, (step + 1) / _WARMUP_STEPS)
     return warm * 0.5 * (1.0 + math.cos(math.pi * step / steps))
 

@@ -52,7 +52,7 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class PrxConfig(BaseModel):
-    """Settings of the denoiser under tintype's names. Where diffusers' names differ, they are aliases.
+    """Settings of the denoiser under tintype's names. If a name differs in diffusers, diffusers' name is an alias.
 
     A config may leave out settings with default values. `to_config` and `from_config` convert between the two forms.
     """
@@ -109,8 +109,8 @@ def from_config(stated: Mapping[str, Any], place: str) -> PrxConfig:
 def from_tensors(tensors: Mapping[str, Tensor], channels: int | None, place: str) -> dict[str, Any]:
     """Return the section `model` of a plan, inferred from the shapes of the tensors.
 
-    Shapes only give the product of channels and patch area. So `channels` must be given: it is the tokenizer's number
-    of channels.
+    Shapes only give the product of channels and patch area. So the tokenizer's number of channels must be given as
+    `channels`.
     """
     blocks = {int(found[1]) for name in tensors if (found := re.match(r"blocks\.(\d+)\.", name))}
     lacking = [name for name in _TELLING if name not in tensors]
@@ -176,7 +176,7 @@ to_diffusers = partial(_renamed, table={theirs: ours for ours, theirs in _OF_A_B
 
 
 def denoiser_in(tensors: Mapping[str, Tensor], weights: str | None, place: str) -> tuple[dict[str, Tensor], str]:
-    """Return the denoiser's tensors under diffusers' names, and the kind of the weights: `raw`, `average` or `unknown`.
+    """Return the denoiser's tensors under diffusers' names, and whether the weights are `raw`, `average` or `unknown`.
 
     Tensors with the prefix of another network are left out. Unknown tensors are returned, so that a later check refuses
     them.

@@ -1,14 +1,14 @@
-"""Make the components of a diffusers pipeline from a run: text encoder, text tokenizer and autoencoder.
+"""Make the components of a diffusers pipeline from a run, namely text encoder, text tokenizer and autoencoder.
 
 The pipelines pad to `model_max_length` and read `last_hidden_state`. Padding comes after the text, so each token has
 the same position as in training.
 
-`PRXPipeline` decodes latents / scaling_factor + shift_factor. Both factors are one number for all channels. If tintype
-has one number per channel, the numbers are folded into the 1 × 1 convolutions of an `AutoencoderKL`. These convolutions
-are between the latents and the networks, and are created if they do not exist. The folding is exact: the flow stays in
-the latent space of training, with noise of standard deviation 1. The numbers cannot be folded into the denoiser's first
-and last layer instead. The noise would then need another standard deviation in each channel, and the shift would need a
-term that depends on t.
+`PRXPipeline` decodes latents / scaling_factor + shift_factor. Each of the two factors is one number for all channels.
+If tintype has one number per channel, the numbers are folded into the 1 × 1 convolutions of an `AutoencoderKL`. The 1 ×
+1 convolutions are between the latents and the networks, and are created if they do not exist. The folding is exact,
+since the flow stays in the latent space of training, with noise of standard deviation 1. The numbers cannot be folded
+into the denoiser's first and last layer instead. The noise would then need another standard deviation in each channel,
+and the shift would need a term that depends on t.
 
 C: channels.
 """

@@ -1,4 +1,4 @@
-"""Read a PRX model from another tool: a folder in diffusers' format, or one safetensors file.
+"""Read a PRX model from another tool, which is a folder in diffusers' format, or one safetensors file.
 
 The folder holds a whole pipeline or only its transformer. The tensors have the names of diffusers or of PRX's training.
 Only safetensors and JSON files are read.
@@ -29,15 +29,15 @@ _WEIGHTS = "diffusion_pytorch_model.safetensors"
 _PICKLED = (".pth", ".pt", ".bin", ".ckpt", ".pkl")
 _PREDICTIONS = {"PRXPipeline": "velocity", "PRXPixelPipeline": "x-prediction"}
 PIPELINES_BY_CLEANING = {"prx": "PRXPipeline", "prx-pixel": "PRXPixelPipeline"}
-"""For each value of `text.clean`: the pipeline that cleans prompts in the same way."""
+"""Maps each value of `text.clean` to the pipeline that cleans prompts in the same way."""
 _PIXEL_NOISE_SCALE = 2.0
-"""Noise scale of PRXPixelPipeline. It is used if a folder does not state a noise scale."""
+"""Noise scale of PRXPixelPipeline. This value is used if a folder does not state a noise scale."""
 _MOST_TOKENS = 1024
 """Largest accepted length of a tokenizer. A larger length counts as unlimited."""
 
 
 Section: TypeAlias = dict[str, Any]
-"""JSON from another tool, or a section of a plan made from such JSON. It is checked when it is used."""
+"""JSON from another tool, or a section of a plan made from such JSON. The content is checked when it is used."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Foreign:
     tensors: dict[str, Tensor]
     """Tensors of the denoiser, under diffusers' names."""
     weights: str
-    """The kind of weights: `raw` or `average`, or `unknown` if it is not stated."""
+    """The kind of weights, which is `raw` or `average`, or `unknown` if it is not stated."""
     sha256: dict[str, str]
     """SHA-256 of each weights file."""
     about: Section

@@ -90,7 +90,7 @@ def _fill(parts: Model, foreign: Foreign) -> None:
 
 
 def _plan(foreign: Foreign, assignments: Sequence[str]) -> Plan:
-    """Return the plan. Its sections follow from the folder, and the user's assignments override them."""
+    """Return the plan. The plan's sections follow from the folder, and the user's assignments override them."""
     sections = {key: dict(value) for key, value in foreign.sections.items()}
     if foreign.config is not None:
         sections["model"] = foreign.config.model

@@ -30,7 +30,7 @@ _STEP = re.compile(r"step-\d{9}")
 
 @dataclass(frozen=True)
 class Unit:
-    """The smallest unit that is copied: a checkpoint with all its files, or one other file."""
+    """The smallest unit that is copied, which is a checkpoint with all its files, or one other file."""
 
     names: tuple[str, ...]
     bytes: int

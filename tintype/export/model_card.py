@@ -53,7 +53,7 @@ class CardOptions:
     with_captions: bool = False
     """Whether to show a store's captions next to the samples. Captions of scenes are always shown."""
     weights: str | None = None
-    """The kind of weights whose scores the card shows: raw or average.
+    """The kind of weights (raw or average) whose scores the card shows.
 
     The default is the kind that is used for sampling.
     """
@@ -237,7 +237,10 @@ def _checkpoints(value: Json, where: str = "") -> Iterator[tuple[str, str]]:
 
 
 def described(part: Part, without: Container[str] = ()) -> str:
-    """Return the description that a part gives of itself. If it gives none, return its settings as text."""
+    """Return the description that a part gives of itself.
+
+    If the part gives no description, return its settings as text.
+    """
     return part.describe() or listed(part, without)
 
 

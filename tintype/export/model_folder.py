@@ -97,7 +97,10 @@ def _copied(part: Part, folder: Path, name: str) -> dict[str, str]:
 
 
 def _write_records(run: Path, folder: Path) -> None:
-    """Write the records of the run's origin: identities of loaded parts, source of the initial weights, and size."""
+    """Write the records of the run's origin.
+
+    They have the identities of loaded parts, the source of the initial weights, and the size.
+    """
     source, target = RunRecord(run), RunFolder(folder)
     for name in MADE_OF:
         if content := source.read(name):

@@ -41,7 +41,7 @@ class Figure:
 
 
 def open_pipeline(folder: Path, about: dict[str, Any]) -> Any:
-    """Open the pipeline as a user does: only from its folder, with all networks in one dtype."""
+    """Open the pipeline as a user does, only from its folder and with all networks in one dtype."""
     pipe = pipeline_class(about["pipeline"]).from_pretrained(folder, local_files_only=True, torch_dtype=torch.float32)
     pipe.set_progress_bar_config(disable=True)
     return pipe
@@ -50,7 +50,7 @@ def open_pipeline(folder: Path, about: dict[str, Any]) -> Any:
 def measure(parts: Model, folder: Path, about: dict[str, Any], steps: int = STEPS) -> list[Figure]:
     """Compare the images of the loaded `parts` with the images of the pipeline.
 
-    Both compute in fp32, whatever the plan says.
+    tintype and the pipeline compute in fp32, whatever the plan says.
     """
     exact = replace(parts, plan=parts.plan.model_copy(update={"precision": PrecisionSettings(compute="fp32")}))
     with quiet("diffusers", "transformers"):

@@ -31,11 +31,11 @@ from tintype.train.load import DTYPES
 from tintype.train.record import ABOUT, RunRecord
 
 STEPS = 28
-"""Number of sampling steps whose timesteps are stored. It is the default of diffusers' PRX pipelines."""
+"""Number of sampling steps whose timesteps are stored. The number is the default of diffusers' PRX pipelines."""
 CONFIGS = ("config.json", "model_index.json", "tokenizer_config.json")
 """Files in which diffusers and transformers record the path from which they were loaded."""
 TRAIN_TIMESTEPS = 1000
-"""The scheduler's time scale. Its timesteps are t × 1000."""
+"""The scheduler's time scale. The scheduler's timesteps are t × 1000."""
 
 
 def export_pipeline(run: Path, out: Path, options: ExportOptions = USUAL) -> Exported:

@@ -1,4 +1,4 @@
-"""Places that `tintype sync` reads and writes: a folder, or a prefix of an object store.
+"""Places that `tintype sync` reads and writes. A place is a folder, or a prefix of an object store.
 
 A place never shows half-written files. In a folder, files and whole checkpoints are written under another name and then
 renamed. In an object store, a file appears when its upload has ended. The manifest of a checkpoint is written last, and
@@ -26,7 +26,7 @@ from tintype.runtime.locks import locked
 from tintype.wording import again
 
 INDEX = ".tintype-sync.json"
-"""The file with the size and SHA-256 of each file. It is at the root of an object store's prefix."""
+"""The file with the size and SHA-256 of each file. The file is at the root of an object store's prefix."""
 EXTRA = "sync"
 STORES = ("s3", "gs", "gcs", "memory")
 """Protocols of object stores. In an object store, a file appears only after its upload has ended."""
@@ -264,7 +264,10 @@ def open_place(address: str) -> Place:
 
 
 def is_wanted(name: str) -> bool:
-    """Return whether a file belongs to the content of a study or run. Leases, locks and temporary files do not."""
+    """Return whether a file belongs to the content of a study or run.
+
+    Leases, locks and temporary files do not belong to it.
+    """
     parts = name.split("/")
     return not any(part.startswith((".", "damaged-")) or part == "leases" for part in parts)
 

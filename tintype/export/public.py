@@ -1,4 +1,4 @@
-"""Prepare text for publication: remove paths of this machine, and escape Markdown.
+"""Prepare text for publication by removing paths of this machine and escaping Markdown.
 
 A card contains plans, captions and file names from any source. All of them pass through this module.
 """
@@ -21,9 +21,9 @@ from tintype.settings import NamesFile, Settings
 _HUB_KEYS = frozenset({"weights", "source"})
 """Settings whose value is the name of a hub repository, or a path."""
 _WHICH_WEIGHTS = frozenset({"raw", "average"})
-"""Values of `start.weights`. Unlike settings called `weights` in other sections, it names no file."""
+"""Values of `start.weights`. Unlike settings called `weights` in other sections, `start.weights` names no file."""
 _WRITTEN_TO = frozenset({"latents_folder"})
-"""Settings with paths to which a run writes. They are not marked as files to read."""
+"""Settings with paths to which a run writes. Such settings are not marked as files to read."""
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _MEANINGFUL = re.compile(r"[\\`*|~]|(?<!\w)_|_(?!\w)|^[#+=-]|(?<=^\d)[.)](?= |$)|(?<=^\d\d)[.)](?= |$)")
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "[": "&#91;", "]": "&#93;", "$": "&#36;"}

@@ -39,7 +39,7 @@ class Upload:
     folder: Path
     files: tuple[str, ...]
     left_out: tuple[str, ...]
-    """Files that are not uploaded: hidden files and folders, and files from scoring an exported model."""
+    """Files that are not uploaded, such as hidden files and folders, and files from scoring an exported model."""
 
     @property
     def sizes(self) -> dict[str, int]:

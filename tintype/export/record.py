@@ -1,4 +1,4 @@
-"""Collect the facts for a model's card: the record of its run, its origin, its baseline, and its scores."""
+"""Collect the facts for a model's card, such as the record of its run, its origin, its baseline, and its scores."""
 
 from __future__ import annotations
 
@@ -210,9 +210,9 @@ def read_record(
 ) -> CardRecord:
     """Collect the record of a run.
 
-    With `ema_length`, the card shows the scores of a weight average of this length, computed from snapshots. Otherwise
-    it shows the scores of the checkpoint's weights. With `weights` (raw or average), scores of other weights are left
-    out.
+    With `ema_length`, the card shows the scores of a weight average of this length, computed from snapshots. Otherwise,
+    the card shows the scores of the checkpoint's weights. With `weights` (raw or average), scores of other weights are
+    left out.
     """
     run = RunRecord(path)
     plan, step, origin = run.plan, run.whole_step or run.logged_step, read_origin(run)

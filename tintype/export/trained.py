@@ -1,8 +1,8 @@
 """Load a run with the chosen weights, describe them for an export, and write them to one file.
 
 `tintype export --to safetensors` writes the denoiser's tensors under the names of PRX's training. The file's header
-describes the model. Its entry `tintype` has the full record as JSON. The most useful values also have entries of their
-own.
+describes the model. The header's entry `tintype` has the full record as JSON. The most useful values also have entries
+of their own.
 """
 
 from __future__ import annotations
@@ -90,7 +90,10 @@ class Trained:
         return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
     def about(self, dtype: Dtype) -> dict[str, Any]:
-        """Return the record of the weights' origin and of the inputs that the model expects. It has no local paths."""
+        """Return the record of the weights' origin and of the inputs that the model expects.
+
+        The record has no local paths.
+        """
         plan, size = self.plan, self.plan.tokenizer.compression
         tuned = {} if plan.tuning is None else {"tuned": plan.tuning.kind}
         sized = {"channels": size.channels, "stride_px": size.stride_px, **tuned}

@@ -1,6 +1,6 @@
 """Guidance of sampling.
 
-Guidance belongs to the evaluation protocol: by default all arms are sampled with the same guidance.
+Guidance belongs to the evaluation protocol, so by default all arms are sampled with the same guidance.
 
 Each kind of guidance extrapolates from a weak velocity beyond a strong velocity: v = weak + scale (strong - weak).
 Guidance applies for t inside of its interval; elsewhere v = strong. The strong velocity is the model's velocity with
@@ -27,7 +27,7 @@ PairFn = Callable[[Tensor, float], tuple[Tensor, Tensor]]
 
 
 class Branches(Protocol):
-    """Velocities of a model: with the caption, without the caption, and with some tokens skipping blocks."""
+    """Velocities of a model with the caption, without the caption, and with some tokens skipping blocks."""
 
     def captioned(self, x_t_BCHW: Tensor, t: float) -> Tensor: ...
 
@@ -87,8 +87,8 @@ class GuidancePart(Part):
     def build(self, branches: Branches, bias: VelocityBias | None = None) -> VelocityFn:
         """Return the guided velocity.
 
-        The bias is removed once, from the guided velocity. This is exact, since the correction is affine and the
-        weights of the two velocities sum to one.
+        The bias is removed once, from the guided velocity. The correction of the guided velocity is exact, since the
+        correction is affine and the weights of the two velocities sum to one.
         """
         pair = self.pair(branches)
 
@@ -134,7 +134,7 @@ class SelfSettings(GuidancePart):
 class PathDropSettings(GuidancePart):
     """SPRINT's guidance: the weak velocity has no caption and skips the middle blocks.
 
-    It needs about half of the compute.
+    Path-drop guidance needs about half of the compute.
     """
 
     kind: Literal["path-drop"] = "path-drop"
@@ -146,7 +146,7 @@ class PathDropSettings(GuidancePart):
 class AutoguidanceSettings(GuidancePart):
     """Autoguidance: the weak velocity comes from earlier weights of the same run, with the caption (arXiv 2406.02507).
 
-    Differs from Karras et al. 2024: their guide is also a smaller network, trained separately.
+    Differs from Karras et al. 2024, whose guide is also a smaller network, trained separately.
     """
 
     kind: Literal["autoguidance"] = "autoguidance"
@@ -184,7 +184,7 @@ GUIDANCES: OpenKinds[GuidancePart] = OpenKinds(
     "guidances", ClassifierFreeSettings, SelfSettings, PathDropSettings, AutoguidanceSettings
 )
 Guidance = Annotated[GuidancePart, OneOf(GUIDANCES, "classifier-free"), BeforeValidator(kind_alone)]
-"""Any guidance in a user's notation: `{scale: 3.5}`, `{kind: self, scale: 2}`, or only a kind."""
+"""Any guidance in a user's notation, such as `{scale: 3.5}`, `{kind: self, scale: 2}`, or only a kind."""
 
 
 @dataclass(frozen=True)

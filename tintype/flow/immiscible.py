@@ -6,7 +6,7 @@ k noises drawn for this image. The choice does not depend on other images. So ba
 no draw, ranks need not communicate, and the device does not wait for the host. The first of the k noises is the noise
 that the plan would have drawn without immiscible.
 
-Two details differ from the authors' code. Distances are in fp32 (authors: fp16). The noises are drawn one after the
+Two details differ from the authors' code. Distances are in fp32 and not in fp16. The noises are drawn one after the
 other, so memory holds two of them instead of k. Given the image, the noise in training is not exactly normal. Sampling
 starts from normal noise, as in the paper.
 

@@ -1,4 +1,4 @@
-"""The baseline's main loss: the mean squared difference between predicted and true velocity.
+"""The baseline's main loss, which is the mean squared difference between predicted and true velocity.
 
 B: samples of a micro-batch, C: channels, H, W: latent rows and columns.
 """

@@ -6,7 +6,8 @@ min((1 - t)², γ t²). For x-prediction, it is min(SNR, γ) max(t, clamp)². Th
 min(SNR, γ) / (SNR + 1), would be off by t² + (1 - t)² here.
 
 Differs: the weight is divided by its mean under the plan's density of t, unless `normalised` is off. The plain weight
-has a mean of 0.16 over uniform t. It would thus change the effect of gradient clipping and of Adam's epsilon.
+has a mean of 0.16 over uniform t. The plain weight would thus change the effect of gradient clipping and of Adam's
+epsilon.
 
 B: samples of a micro-batch.
 """

@@ -81,7 +81,7 @@ class TimePart(Part):
     def mean_of(self, function: Callable[[Tensor], Tensor]) -> float:
         """Return the mean of a function of t.
 
-        It is integrated over the inputs of `quantile` by the midpoint rule, in float64.
+        The mean is integrated over the inputs of `quantile` by the midpoint rule, in float64.
         """
         value = (torch.arange(_NODES, dtype=torch.float64) + 0.5) / _NODES
         choices = (torch.full_like(value, choice) for choice in (0.0, 1.0))

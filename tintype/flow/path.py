@@ -61,6 +61,6 @@ def scaled(noise_BCHW: Tensor, noise_scale: float) -> Tensor:
 
 
 def sampling_times(steps: int, shift: float) -> list[float]:
-    """Return the samplers' time grid: steps + 1 times from exactly 1 (noise) to exactly 0 (data)."""
+    """Return the samplers' time grid of steps + 1 times, from exactly 1 (noise) to exactly 0 (data)."""
     grid = shift_time(torch.linspace(1, 0, steps + 1, dtype=torch.float64), shift)
     return [float(t) for t in grid]

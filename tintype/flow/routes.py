@@ -1,6 +1,7 @@
 """Base class of routes around a range of blocks.
 
-It defines the range, its schedule, and the random choice of kept tokens. B: samples, L: tokens, K: kept tokens.
+The base class defines the range, its schedule, and the random choice of kept tokens. B: samples, L: tokens, K: kept
+tokens.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class RouteOptions(Settings):
     def _first_dense_step(self, steps: int) -> int:
         """Return the first step at which no token skips blocks.
 
-        At least one step comes before this step. The last step is never before it.
+        At least one step comes before this step. The last step is always dense.
         """
         first = min(steps - 1, round(steps * (1 - self.dense)))
         if first < 1:

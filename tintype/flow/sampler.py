@@ -21,7 +21,7 @@ def euler(
     draws: Draws | None = None,
     on_step: Callable[[], None] = lambda: None,
 ) -> Tensor:
-    """Integrate with Euler's method: each step uses the velocity at its beginning."""
+    """Integrate with Euler's method. Each step uses the velocity at its beginning."""
     x = noise
     for now, then in pairwise(times):
         x = x + (then - now) * velocity(x, now)
@@ -36,7 +36,7 @@ def heun(
     draws: Draws | None = None,
     on_step: Callable[[], None] = lambda: None,
 ) -> Tensor:
-    """Integrate with Heun's method: each step uses the mean of the velocities at its beginning and its end."""
+    """Integrate with Heun's method. Each step uses the mean of the velocities at its beginning and its end."""
     x = noise
     for now, then in pairwise(times):
         v = velocity(x, now)

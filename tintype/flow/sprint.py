@@ -1,9 +1,9 @@
 """sprint: the middle blocks process a quarter of the tokens, and a layer fuses them with the dense tokens (arXiv
 2510.21986).
 
-The first blocks are dense. After the sparse blocks, a mask token replaces the missing tokens. One linear layer then
-combines the deep tokens with the tokens from before the sparse blocks: W [deep, shallow] + b. Sampling also uses this
-layer, with no tokens missing. In training, all deep tokens of a sample are sometimes replaced by mask tokens, for
+The first blocks are dense. After the sparse blocks, a mask token replaces the missing tokens. One linear layer, W
+[deep, shallow] + b, then combines the deep tokens with the tokens from before the sparse blocks. Sampling also uses
+this layer, with no tokens missing. In training, all deep tokens of a sample are sometimes replaced by mask tokens, for
 path-drop guidance. `dense` is the length of the second, dense stage. In this stage, the paper also raises batch and
 learning rate, which `sft` with `dense=1` can do.
 

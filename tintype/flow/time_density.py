@@ -25,7 +25,10 @@ class UniformTime(TimePart):
 
 
 class LogitNormalTime(TimePart):
-    """Logit-normal density of t: the logistic function of a normal variable, shifted and restricted to t ≥ lowest."""
+    """Logit-normal density of t.
+
+    t is the logistic function of a normal variable, shifted and restricted to t ≥ lowest.
+    """
 
     kind: Literal["logit-normal"] = "logit-normal"
 

@@ -18,7 +18,7 @@ KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 FORM = "NAME:lower or NAME:higher, and after that :share, :distance, :loss or :raw if you know it"
 
 _RATE = re.compile(r"(?:per|/)_?(?:s|sec|second|min|minute|h|hour|step)$|(?:^|_)(?:tps|it_?s|mfu|t?flops)(?:_|$)")
-"""Names of speeds, such as tok/sec and images_per_s. Their last word alone would be the name of a time."""
+"""Names of speeds, such as tok/sec and images_per_s. The last word of such a name alone would be the name of a time."""
 _WORDS: tuple[tuple[Direction, Kind, str], ...] = (
     ("lower", "loss", "loss nll ppl perplexity bpb bpc bpt mse mae rmse ce entropy elbo"),
     ("lower", "distance", "fid kid fd fdd fvd fad mmd cmmd lpips dists distance divergence kl"),
@@ -51,7 +51,7 @@ class Metric:
     guessed: bool = False
     """Whether the direction was guessed from the metric's name."""
     kind_given: bool = False
-    """Whether the user declared the kind. Otherwise, the kind follows from the metric's name."""
+    """Whether the user declared the kind. If the user did not declare the kind, it follows from the metric's name."""
 
     @property
     def label(self) -> str:
@@ -105,7 +105,7 @@ def parse_metric(text: str) -> tuple[str, Direction | None, Kind | None]:
 def metric_of(name: str, direction: Direction | None, kind: Kind | None, primary: bool) -> Metric | None:
     """Return a declared metric.
 
-    Its missing properties are guessed from its name. None if the better direction is unknown.
+    Missing properties are guessed from the metric's name. Return None if the better direction is unknown.
     """
     known = guess(name)
     if direction is None and known is None:

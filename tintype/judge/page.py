@@ -1,4 +1,4 @@
-"""The report of a judged table: one HTML page with charts, and the verdicts as JSON and CSV files next to it."""
+"""The report of a judged table. It consists of one HTML page with charts, and of the verdicts as JSON and CSV files."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Runs:
 
 
 def read_table(path: Path) -> Table:
-    """Read a file. The suffix determines the format: tab-separated, JSON lines, or otherwise CSV."""
+    """Read a file. The suffix says whether the file is tab-separated, JSON lines, or otherwise CSV."""
     with as_user_error(OSError, str(path), "give a CSV, TSV or JSON lines file with a row for each run"):
         if path.stat().st_size > _MOST_BYTES:
             raise UserError(f"{path} has more than {_MOST_BYTES >> 20} MiB", "give a table with one row for each run")
@@ -121,7 +121,7 @@ def runs_of(
 ) -> Runs:
     """Return the runs of a table.
 
-    `metrics` has the notation of the command line. If it is empty, all numeric columns are metrics.
+    `metrics` has the notation of the command line. If `metrics` is empty, all numeric columns are metrics.
     """
     _check_columns(table, {"arm-column": arm_column, "seed-column": seed_column})
     own = (arm_column, seed_column)

@@ -1,4 +1,4 @@
-"""Verdicts on runs by arm, seed and metric: the contrasts, the estimates and the shared error of a study."""
+"""Verdicts on runs by arm, seed and metric, with the contrasts, the estimates and the shared error of a study."""
 
 from __future__ import annotations
 
@@ -67,7 +67,10 @@ class Row:
     margin: float | None = None
     """Differences up to this size count as *same*."""
     corrected: float | None = None
-    """The difference after a correction for selection. Only the verdicts better and worse have one."""
+    """The difference after a correction for selection.
+
+    Only the verdicts better and worse have a corrected difference.
+    """
     seeds_needed: int | None = None
     """Number of seeds per arm at which the comparison would be decided, with the same means and spreads; None if it is
     decided.
@@ -84,9 +87,9 @@ class Row:
     scale: str = "raw"
     """Scale of comparison."""
     offsets: tuple[float, ...] = ()
-    """For each run of the arm that did not collapse: its value minus the baseline's mean."""
+    """The differences from the baseline's mean of all runs of the arm that did not collapse."""
     collapsed_offsets: tuple[float, ...] = ()
-    """For each collapsed run: its value minus the baseline's mean."""
+    """The differences from the baseline's mean of all collapsed runs of the arm."""
     note: str = ""
 
     @property

@@ -1,6 +1,6 @@
 """Verdicts on runs of any trainer, from a file or from values.
 
-They use the statistics of a study, but no run folders.
+The verdicts use the statistics of a study, but no run folders.
 """
 
 from __future__ import annotations

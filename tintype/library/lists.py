@@ -107,7 +107,7 @@ def techniques() -> list[ListedTechnique]:
 def _device(plan: Plan) -> str:
     """Return the device for which a recipe is meant.
 
-    It is the GPU if the recipe compiles its blocks, which is only faster on a GPU. Otherwise, it is the CPU.
+    The device is the GPU if the recipe compiles its blocks, which is only faster on a GPU. Otherwise, it is the CPU.
     """
     return "GPU" if plan.model.compile else "CPU"
 

@@ -167,8 +167,8 @@ def _plan_speeds(
 ) -> AnyResult:
     """Measure the speed of a plan in one process.
 
-    It measures the data, the metrics, or training with techniques or by size. By default, it measures training,
-    sampling and rendering.
+    The function measures the data, the metrics, or training with techniques or by size. By default, it measures
+    training, sampling and rendering.
     """
     from tintype.bench.data import measure_data
     from tintype.bench.metrics import measure_metrics

@@ -1,5 +1,4 @@
-"""Base of the alignment losses: projected tokens of the denoiser are trained to be similar to a frozen teacher's
-tokens.
+"""Base of the alignment losses. They train projected tokens of the denoiser to be similar to a frozen teacher's tokens.
 
 The teacher sees the clean image. In REPA (arXiv 2410.06940), the loss of a sample is the negative mean cosine between
 projected tokens and teacher tokens.
@@ -36,7 +35,10 @@ class AlignmentOptions(Settings):
     cache: CacheKind = Field("none", description="Where the teacher's tokens are cached, in fp16; by default nowhere")
 
     def resolved(self, plan: PlanView) -> Plain:
-        """Return the settings with the block filled in. The default is the middle block: 8 of 16 as in PRX and REPA."""
+        """Return the settings with the block filled in.
+
+        The default is the middle block, which is block 8 of 16 as in PRX and REPA.
+        """
         block = (plan.model.depth + 1) // 2 if self.block is None else self.block
         return {**dict(self), "block": block}
 
@@ -174,7 +176,7 @@ class AlignmentTerm(nn.Module, LossTerm):
 
 
 def grids_of_stage(context: LossContext, grid: Grid) -> tuple[Grid, ...]:
-    """Return the grids of the stage that has this grid. They share a cache, since an image has only one of them.
+    """Return the grids of the stage that has this grid. These grids share a cache, since an image has only one of them.
 
     A grid that occurs in several stages is left out, since an image can have this grid in only one of these stages.
     """

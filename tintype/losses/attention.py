@@ -7,7 +7,7 @@ these blocks. The authors use blocks five to eight of 28, and the last four of t
 A token's loss is the cross entropy between the teacher's attention over patches and the denoiser's attention over image
 tokens. Class token, registers and text are left out, and both maps are normalised over the remaining tokens. The loss
 is averaged over tokens, heads and layers. If the numbers of heads differ, only the first heads that both have are
-compared. These choices are those of the authors' code.
+compared. All these choices for the loss are those of the authors' code.
 
 B: samples. L: tokens of the grid. K: tokens that the route kept. N: layers. A: heads.
 """

@@ -75,7 +75,7 @@ class ClassTokens:
         self._teachers = {}
 
     def __call__(self, image_BCHW: Tensor, grid: Grid) -> Tensor:
-        """Return the class tokens of uint8 images, each with mean 0 and standard deviation 1: float32 [B, T]."""
+        """Return the class tokens of uint8 images as float32 [B, T]. Each token has mean 0 and standard deviation 1."""
         class_BT = self.load(grid).class_tokens(image_BCHW)
         return layer_norm(class_BT, class_BT.shape[1:])
 
@@ -101,12 +101,12 @@ class ClassTokenTerm(LossTerm):
 
 
 def class_noise(draws: Draws, width: int) -> Tensor:
-    """Return the noise of the class tokens: [B, T]."""
+    """Return the noise [B, T] of the class tokens."""
     return draws.normal(CLASS_TOKEN, (width,))
 
 
 def noised_class_tokens(width: int, seen: Mapping[str, Tensor | None], draws: Draws, t_B: Tensor) -> Tensor | None:
-    """Return the class tokens noised to t: [B, T]; None if `width` is 0, since the denoiser then has no class token.
+    """Return the class tokens [B, T] noised to t; None if `width` is 0, since the denoiser then has no class token.
 
     `seen` maps names of losses to the class tokens of the clean images.
     """

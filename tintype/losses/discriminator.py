@@ -33,7 +33,10 @@ _WEIGHT_STD = 0.02
 
 
 class DiscriminatorSettings(Settings):
-    """Settings of the discriminator of LDM and REPA-E. It is off by default; REPA-E uses `weight: 0.1`."""
+    """Settings of the discriminator of LDM and REPA-E.
+
+    By default, the discriminator is off; REPA-E uses `weight: 0.1`.
+    """
 
     weight: float = Field(0.0, ge=0, description="Weight of the generator's loss; 0: none. REPA-E uses 0.1")
     start_step: int = Field(2000, ge=0, description="First step with a discriminator, in the loss and in training")
@@ -95,7 +98,7 @@ class Discriminator(nn.Module):
     def generator_loss(self, seen_BCHW: Tensor) -> Tensor:
         """Return the loss that the decoder minimises.
 
-        Its gradient reaches the images, but not this module's parameters.
+        The loss's gradient reaches the images, but not this module's parameters.
         """
         frozen = {name: parameter.detach() for name, parameter in self.named_parameters()}
         return generator_hinge(functional_call(self, frozen, (seen_BCHW,)))
@@ -103,7 +106,7 @@ class Discriminator(nn.Module):
     def discriminator_loss(self, seen_BCHW: Tensor, true_BCHW: Tensor) -> Tensor:
         """Return the loss that this module minimises.
 
-        Its gradient reaches this module's parameters, but not the images.
+        The loss's gradient reaches this module's parameters, but not the images.
         """
         return discriminator_hinge(self(seen_BCHW.detach()), self(true_BCHW.detach()))
 
@@ -115,6 +118,6 @@ def generator_hinge(seen_logit: Tensor) -> Tensor:
 def discriminator_hinge(seen_logit: Tensor, true_logit: Tensor) -> Tensor:
     """Return the hinge loss.
 
-    It is zero if all logits of real images are at least 1, and all logits of generated images at most -1.
+    The hinge loss is zero if all logits of real images are at least 1, and all logits of generated images at most -1.
     """
     return 0.5 * (relu(1.0 - true_logit).mean() + relu(1.0 + seen_logit).mean())

@@ -1,8 +1,8 @@
 """dispersive: the samples of a micro-batch are pushed apart inside the denoiser, without a teacher (arXiv 2506.09027).
 
 L = log mean over i, j of exp(-d_ij / τ), with d_ij = |z_i - z_j|² / n, where z_i are the n numbers of sample i after a
-block. This is InfoNCE without positive pairs. As in the authors' code, the mean includes all pairs of the batch, also
-each sample with itself, so L is between -log B and 0. The squared distance is divided by n. Without this division,
+block. The loss L is InfoNCE without positive pairs. As in the authors' code, the mean includes all pairs of the batch,
+also each sample with itself, so L is between -log B and 0. The squared distance is divided by n. Without this division,
 distances in a wide block would be too large for any gradient. The authors' code uses τ = 1, a weight of 0.25 and the
 last block. Weight and τ here are those of the paper.
 
@@ -84,10 +84,10 @@ class Dispersive(LossTerm):
 
 
 def dispersive_loss(feature_BF: Tensor, temperature: float, world: World) -> Tensor:
-    """Return the loss over the samples of all ranks. It is equal on every rank.
+    """Return the loss over the samples of all ranks. The loss is equal on every rank.
 
-    A rank computes the rows of its own samples. The mean of all samples is subtracted from the features. This does not
-    change distances, and it loses less precision.
+    A rank computes the rows of its own samples. The mean of all samples is subtracted from the features. The
+    subtraction does not change distances, and improves the precision.
     """
     feature_BF = feature_BF if feature_BF.dtype == torch.float64 else feature_BF.float()
     feature_NF = world.all_gather_tensor(feature_BF)

@@ -1,7 +1,6 @@
 """lpips: compare the predicted image with the true image by LPIPS (PixelGen, arXiv 2602.02493; PRX's speedrun).
 
-Two details differ from PRX: LPIPS runs in fp32 by default instead of bf16, and large images are shrunk with
-antialiasing.
+Unlike in PRX, LPIPS runs in fp32 by default instead of bf16, and large images are shrunk with antialiasing.
 
 B: samples. C: channels. H, W: rows, columns.
 """

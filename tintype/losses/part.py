@@ -1,4 +1,4 @@
-"""Base settings of a loss term: its weight, the schedule of the weight, and requirements on the plan."""
+"""Base settings of a loss term, such as its weight, the schedule of the weight, and requirements on the plan."""
 
 from __future__ import annotations
 

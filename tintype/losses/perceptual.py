@@ -1,7 +1,7 @@
-"""Base of the perceptual losses: a frozen network compares the predicted image with the true image.
+"""Base of the perceptual losses, in which a frozen network compares the predicted image with the true image.
 
 The idea is PixelGen's (arXiv 2602.02493) and needs a denoiser that predicts pixels. The network's weights are not part
-of the trained model: no gradient reaches them, and no checkpoint has them.
+of the trained model, since no gradient reaches them and no checkpoint has them.
 
 B: samples. N: samples below the threshold. C: channels. H, W: rows, columns. O, I: output and input pixels along one
 axis.
@@ -52,7 +52,7 @@ class PerceptualPart(LossPart):
     def identity(self, weights: str) -> str:
         """Return the identity of a network.
 
-        It consists of the digest of its weights, and of the settings that change its output.
+        The identity consists of the digest of the weights, and of the settings that change the output.
         """
         how = [*(["bf16"] if self.compute == "bf16" else []), *(["compiled"] if self.compile else [])]
         return " ".join([weights, *how])

@@ -1,10 +1,10 @@
 """perceptual-dino: DINOv2's patch tokens of the predicted image are trained to equal those of the true image.
 
-This is PixelGen's P-DINO loss (arXiv 2602.02493), as implemented in PRX's speedrun. Pixels are clamped to the range of
-images, and the whole image is resized to 224 px. The loss is one minus the mean cosine over the patches.
+The loss is PixelGen's P-DINO loss (arXiv 2602.02493), as implemented in PRX's speedrun. Pixels are clamped to the range
+of images, and the whole image is resized to 224 px. The loss is one minus the mean cosine over the patches.
 
-Two details differ from PRX: the loss runs in fp32 by default instead of bf16, and the resize is antialiased. An image
-that is not square keeps approximately its proportions, with about as many patches as a square image.
+Unlike in PRX, the loss runs in fp32 by default instead of bf16, and the resize is antialiased. An image that is not
+square keeps approximately its proportions, with about as many patches as a square image.
 
 B: samples. C: channels. H, W: rows, columns. L: patches. D: width of the network.
 """

@@ -1,7 +1,7 @@
 """Perceptual loss of autoencoders.
 
-It is the distance between images and their reconstructions in a frozen network's features. B: images. C: channels. H,
-W: rows, columns.
+The loss is the distance between images and their reconstructions in a frozen network's features. B: images. C:
+channels. H, W: rows, columns.
 """
 
 from __future__ import annotations

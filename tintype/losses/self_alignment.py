@@ -2,7 +2,8 @@
 
 The method is Self-Representation Alignment (arXiv 2505.02831). A small head maps the student's tokens after a block.
 The mapped tokens are trained to match the tokens of a later block of the averaged denoiser. The averaged denoiser gets
-the same image and noise at t' = max(0, t - `gap` u), where u is uniform in [0, 1] for each sample. It gets no gradient.
+the same image and noise at t' = max(0, t - `gap` u), where u is uniform in [0, 1] for each sample. The averaged
+denoiser gets no gradient.
 
 The defaults, smooth L1 with β = 0.05 and a weight of 0.2, are those of the paper. The authors' code now defaults to the
 cosine and a weight of 0.5. The authors use blocks 4 and 8 of 12.

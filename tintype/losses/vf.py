@@ -1,14 +1,14 @@
 """VA-VAE's VF loss: an autoencoder's latents are trained to have the similarities of a frozen teacher's tokens.
 
 Yao et al. 2025, "Reconstruction vs. Generation", arXiv 2501.01423. A linear layer maps each latent to a vector z of the
-teacher's width. f is the teacher's token at the same place:
+teacher's width. Let f be the teacher's token at the same place. The loss has two terms:
 
     cosine    mean over places of relu(1 - m1 - cos(z, f))
     distances mean over pairs of places i, j of an image of relu(|cos(z_i, z_j) - cos(f_i, f_j)| - m2)
 
-Their sum is multiplied by `weight`. With `adaptive`, it is also multiplied by |g_r| / (|g_vf| + 1e-4). These are the
-norms of the gradients of reconstruction and of this loss, at the weights of the encoder's last layer. As in the
-authors' code, both losses use the latents after the linear layer.
+The sum of the two terms is multiplied by `weight`. With `adaptive`, the sum is also multiplied by |g_r| / (|g_vf| +
+1e-4). g_r and g_vf are the gradients of reconstruction and of this loss, at the weights of the encoder's last layer. As
+in the authors' code, both losses use the latents after the linear layer.
 
 B: images. L: places. C: channels of the latents. T: width of the teacher. H, W: rows, columns of latents.
 """
@@ -31,7 +31,7 @@ _MOST_WEIGHT = 1e8
 
 
 class VfSettings(Settings):
-    """Settings of VA-VAE's VF loss. It is off by default; the authors use `weight: 0.1`."""
+    """Settings of VA-VAE's VF loss. By default, the loss is off; the authors use `weight: 0.1`."""
 
     weight: float = Field(0.0, ge=0, description="0: none. VA-VAE uses 0.1, times the factor of `adaptive`")
     adaptive: bool = Field(
@@ -47,7 +47,10 @@ class VfSettings(Settings):
     )
 
     def build(self, channels: int, grid: tuple[int, int], seed: int, device: torch.device) -> VfLoss | None:
-        """Return the loss; None if its weight is 0. Its linear layer is initialised from its own random stream."""
+        """Return the loss; None if its weight is 0.
+
+        The loss's linear layer is initialised from its own random stream.
+        """
         if not self.weight:
             return None
         teacher = self.teacher.build(grid, device)
@@ -99,7 +102,7 @@ def marginal_distances(z_BLT: Tensor, token_BLT: Tensor, margin: float) -> Tenso
 
 
 def _similarities(token_BLT: Tensor) -> Tensor:
-    """Return the cosines of all pairs of tokens of an image: [B, L, L]."""
+    """Return the cosines [B, L, L] of all pairs of tokens of an image."""
     unit_BLT = normalize(token_BLT, dim=-1)
     return unit_BLT @ unit_BLT.transpose(1, 2)
 

@@ -1,4 +1,4 @@
-"""CLIP score and CLIP retrieval: measure whether images show their prompts, with an encoder of images and texts.
+"""CLIP score and CLIP retrieval. Both measure whether images show their prompts, with an encoder of images and texts.
 
 N: images, R: images of a block, F: size of a feature vector, P: distinct prompts.
 """
@@ -52,7 +52,7 @@ def _rank(features: TextFeatures) -> Measured:
 def _summarise(value_N: Tensor, groups: Mapping[str, Sequence[str]]) -> Measured:
     """Return the mean with its error.
 
-    Its breakdown has the mean of each group, with names such as `tag: two_object`.
+    The breakdown has the mean of each group, with names such as `tag: two_object`.
     """
     parts = {}
     for group, labels in groups.items():

@@ -1,9 +1,9 @@
 """Fréchet distance between Gaussians fitted to two sets of features, in float64.
 
-The distance is |m_x - m_y|² + tr S_x + tr S_y - 2 tr (S_x S_y)^½. Let B be any factor with S_y = B Bᵀ. Then tr (S_x
-S_y)^½ is the sum of the singular values of X B / √(N - 1), where X has the centred rows of the fake set. So B is
-computed once per reference, and no general matrix root is needed. If there are fewer images than features, the matrix
-is only as large as the number of images.
+The distance is |m_x - m_y|² + tr S_x + tr S_y - 2 tr (S_x S_y)^½. Let B be any factor with S_y = B Bᵀ. The trace tr
+(S_x S_y)^½ is then the sum of the singular values of X B / √(N - 1), where X has the centred rows of the fake set. So B
+is computed once per reference, and no general matrix root is needed. If there are fewer images than features, the
+matrix is only as large as the number of images.
 
 N: fake images, M: real images, F: size of a feature vector, K: columns of the factor, min(M, F).
 """
@@ -53,7 +53,7 @@ def _factor(centred_MF: Tensor) -> Tensor:
 def distance(offset_NF: Tensor, projected_NK: Tensor, spread: ReferenceSpread) -> float:
     """Return the distance of fake features.
 
-    They are given as offsets from the reference's mean, and as these offsets times B.
+    Fake features are given as offsets from the reference's mean, and as these offsets times B.
     """
     shift_F = offset_NF.mean(0)
     trace = float((offset_NF - shift_F).square().sum()) / (len(offset_NF) - 1)
@@ -123,8 +123,8 @@ def _bias_times_count(variance_K: Tensor) -> float:
 def sampling_bias(offset_NF: Tensor, projected_NK: Tensor, real_MF: Tensor) -> float:
     """Return the bias of the distance for finite sets of fake and real images, to first order in 1/N and 1/M.
 
-    Rows need not be Gaussian: the errors of the covariances are estimated from the rows. Unlike the bias of a fit, the
-    two sets may have different distributions.
+    Rows need not be Gaussian, since the errors of the covariances are estimated from the rows. Unlike the bias of a
+    fit, the two sets may have different distributions.
     """
     x_NF = offset_NF - offset_NF.mean(0)
     fake = _bias_of_rows(x_NF, projected_NK - projected_NK.mean(0))
@@ -135,10 +135,10 @@ def _bias_of_rows(x_NF: Tensor, projected_NK: Tensor) -> float:
     """Return the contribution of one set to the bias, from its centred rows and from these rows times the other set's
     factor.
 
-    The mean contributes tr S / N. In the eigenbasis of Bᵀ S B, let y be the rows and r_i² the eigenvalues. There, the
-    error of a covariance entry has the variance var(y_i y_j) / N. The second derivative of -2 tr (Bᵀ S B)^½ gives the
-    squared error the factor 1 / (2 r_i r_j (r_i + r_j)). For Gaussian rows, the product is r_i r_j (1 + δ_ij) / (2 N
-    (r_i + r_j)).
+    The mean contributes tr S / N. In the eigenbasis of Bᵀ S B, let y be the rows and r_i² the eigenvalues. In this
+    basis, the error of a covariance entry has the variance var(y_i y_j) / N. The second derivative of -2 tr (Bᵀ S B)^½
+    gives the squared error the factor 1 / (2 r_i r_j (r_i + r_j)). For Gaussian rows, the product is r_i r_j (1 + δ_ij)
+    / (2 N (r_i + r_j)).
     """
     count = len(x_NF)
     value_K, vector_KK = torch.linalg.eigh(projected_NK.T @ projected_NK / (count - 1))

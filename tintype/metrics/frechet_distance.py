@@ -21,7 +21,7 @@ _SPLITS = 4
 With one split, fd_inf varies by 20% to 50% of its sampling error.
 """
 _FEWEST = 8
-"""Minimum number of images. It gives two images in each quarter."""
+"""Minimum number of images. With it, each quarter has two images."""
 
 
 def _fd(pair: FeaturePair) -> Measured:

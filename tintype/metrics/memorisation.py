@@ -2,19 +2,19 @@
 
 Samples of training captions are compared with the training images (arXiv 2212.03860, 2301.13188). A model that follows
 captions generates images similar to the caption's image, even if it has never seen this image. So samples of unseen
-images' captions are also compared with the unseen images. Their rate of near-copies is subtracted.
+images' captions are also compared with the unseen images. The rate of near-copies of unseen images is subtracted.
 
 Distances are between features, and relative as in arXiv 2301.13188, section 5.1. A sample's distance to an image is
 divided by the sample's mean distance to the nearest images of a third set. The model is not trained on the third set,
 and is not sampled with its captions. Two kinds of near-copies are counted:
 
-- Near-copies of the caption's own image: the relative distance is below `OWN_BAR`, the paper's threshold.
-- Near-copies of any image. This includes near-copies of the caption's own image, and samples very near to another
-  image. For the latter, only a fraction `CHANCE` of the third set's real images have a smaller relative distance. Among
-  many images some are similar, so this threshold is lower than `OWN_BAR`. Training images and unseen images each have
-  their own threshold.
+- Near-copies of the caption's own image have a relative distance below `OWN_BAR`, the paper's threshold.
+- Near-copies of any image. They include near-copies of the caption's own image, and samples very near to another image.
+  For samples near to another image, only a fraction `CHANCE` of the third set's real images have a smaller relative
+  distance. Among many images some are similar, so this threshold is lower than `OWN_BAR`. Training images and unseen
+  images each have their own threshold.
 
-Three things differ from arXiv 2301.13188: features instead of pixels, neighbours outside of the training images, and a
+Unlike arXiv 2301.13188, this metric uses features instead of pixels, neighbours outside of the training images, and a
 threshold from the data.
 
 N: samples, M: images to search for copies of, R: images of the third set, F: size of a feature vector.
@@ -42,7 +42,7 @@ _FEWEST = 100
 _FAR = 1.2
 """Factor for samples that do not resemble the data.
 
-Their neighbours are this factor farther away than for 99% of real images.
+The neighbours of such samples are this factor farther away than for 99% of real images.
 """
 _Z = 1.96
 
@@ -92,7 +92,10 @@ class Nearness:
 
 @dataclass(frozen=True)
 class Recall:
-    """Samples of training captions and of unseen captions. Both have the same guidance scales, in the same order."""
+    """Samples of training captions and of unseen captions.
+
+    Both kinds of samples have the same guidance scales, in the same order.
+    """
 
     training: Nearness
     unseen: Nearness
@@ -125,7 +128,7 @@ class Recall:
         """Return "copies" if the interval of a difference of rates is above 0.
 
         Otherwise, return "unlike the data" if most samples do not resemble the data, since no verdict is then possible.
-        Else return "none found".
+        In all other cases, return "none found".
         """
         if max(self.rate("any").low, self.rate("own").low) > 0:
             return "copies"
@@ -239,7 +242,7 @@ def _warnings(recalled: Recall) -> tuple[str, ...]:
 
 _RANGE = (-1.0, 1.0)
 _MARGIN = "0.01"
-"""Margin of the metric: one image in a hundred.
+"""Margin of the metric, which is one image in a hundred.
 
 The metric is about zero if a model copies nothing. A relative margin would then be about zero too.
 """

@@ -1,4 +1,4 @@
-"""A metric as a value: its inputs, its better direction, its definition in words, and its function."""
+"""A metric as a value, with its inputs, its better direction, its definition in words, and its function."""
 
 from __future__ import annotations
 
@@ -73,7 +73,10 @@ class Metric(Generic[Inputs]):
     A study may set another margin.
     """
     corrected_for_chance: bool = False
-    """Whether the metric is a fraction that is corrected for chance. Such a fraction can be below zero."""
+    """Whether the metric is a fraction that is corrected for chance.
+
+    A fraction that is corrected for chance can be below zero.
+    """
     unit: str = ""
     decimals: int | None = None
     """Number of printed decimals; None to print as many as the value needs."""
@@ -91,7 +94,7 @@ class Metric(Generic[Inputs]):
     revision: int = 1
     """Version number of the metric's definition.
 
-    It is part of a protocol's hash, so values of two definitions are never compared.
+    The version number is part of a protocol's hash, so values of two definitions are never compared.
     """
     revised_above: int = 0
     """Up to this number of reference images, the current definition gives the same values as the first definition."""

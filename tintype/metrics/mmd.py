@@ -3,8 +3,8 @@
 If both sets come from one distribution, the unbiased estimate is near zero, and may be slightly negative.
 
 A discrepancy does not change when a constant is added to its kernel. This module subtracts 1 from each kernel. A
-Gaussian kernel is then zero for equal images, and KID's kernel is zero for orthogonal images. This avoids cancellation
-in the sums.
+Gaussian kernel is then zero for equal images, and KID's kernel is zero for orthogonal images. The subtraction avoids
+cancellation in the sums.
 
 N: fake images, M: real images, F: size of a feature vector, R: rows of a block.
 """
@@ -33,7 +33,7 @@ def gaussian(distance2_RM: Tensor, sigma2: Tensor | float) -> Tensor:
 def unit_gaussian(cosine_RM: Tensor) -> Tensor:
     """Return CMMD's kernel (arXiv 2401.09603).
 
-    It is a Gaussian kernel for rows of unit length, where |x - y|² = 2 - 2 x·y.
+    CMMD's kernel is a Gaussian kernel for rows of unit length, where |x - y|² = 2 - 2 x·y.
     """
     return (cosine_RM - 1).div_(UNIT_SIGMA**2).expm1_()
 
@@ -55,7 +55,7 @@ class KernelSums:
     def estimate(self, biased: bool = False) -> float:
         """Return E k(x, x') + E k(y, y') - 2 E k(x, y), without pairs of an image with itself.
 
-        With `biased`, pairs of an image with itself are included. This requires a kernel that is zero for such pairs.
+        With `biased`, pairs of an image with itself are included. The kernel must then be zero for such pairs.
         """
         n, m = len(self.within_N), self.real_count
         own = float(self.within_N.sum()) / _pairs(n, biased) + self.real_sum / _pairs(m, biased)

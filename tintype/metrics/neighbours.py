@@ -1,6 +1,6 @@
 """Precision, recall, density and coverage.
 
-They measure which share of a set is inside the nearest-neighbour balls of the other set.
+These metrics measure which share of a set is inside the nearest-neighbour balls of the other set.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ float32.
 MEDIAN_IMAGES = 10_000
 """Maximum number of real images from which the median distance is computed.
 
-They are evenly spaced in their `canonical_order`.
+These images are evenly spaced in their `canonical_order`.
 """
 
 
@@ -67,8 +67,8 @@ class Reference:
 
     @cached_property
     def own(self) -> tuple[Tensor, prdc.Neighbours]:
-        """Return two results for the real images: for each kernel, its sum over ordered pairs of different images, and
-        each image's neighbours.
+        """Return, for the real images, each kernel's sum over ordered pairs of different images, and each image's
+        neighbours.
         """
         return _own(self, self.points, prdc.COVERAGE_NEIGHBOURS)
 
@@ -84,8 +84,8 @@ class Reference:
 class FeaturePair:
     """Fake features that are compared with a reference.
 
-    `copy_N` numbers the fake images by their content, from 0. It is None if all images differ, or if equal images are
-    independent draws, as from a model.
+    `copy_N` numbers the fake images by their content, from 0. `copy_N` is None if all images differ, or if equal images
+    are independent draws, as from a model.
     """
 
     def __init__(self, fake_NF: Tensor, real: Tensor | Reference, copy_N: Tensor | None = None) -> None:
@@ -221,7 +221,7 @@ class Points:
 
 
 class Block:
-    """A block of pairs: some images of one set, each with all images of another set."""
+    """A block of pairs. It pairs some images of one set with all images of another set."""
 
     def __init__(self, rows: slice, left: Points, right: Points) -> None:
         self.rows, self._left, self._right = rows, left, right

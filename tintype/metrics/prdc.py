@@ -22,7 +22,7 @@ COVERAGE_NEIGHBOURS = 5
 NEAREST = 16
 """Number of neighbours that are stored per fake image.
 
-It is large enough to find the third neighbour if a group is left out.
+This number is large enough to find the third neighbour if a group is left out.
 """
 _TIE = 1e-10
 

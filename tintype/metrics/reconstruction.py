@@ -1,4 +1,4 @@
-"""Reconstruction metrics of pairs of images: PSNR, SSIM and LPIPS.
+"""The reconstruction metrics PSNR, SSIM and LPIPS of pairs of images.
 
 B: images of a batch, N: all images, C: channels, H, W: rows and columns.
 """
@@ -26,13 +26,13 @@ _C1, _C2 = (0.01 * _RANGE) ** 2, (0.03 * _RANGE) ** 2
 
 
 def psnr(image_BCHW: Tensor, other_BCHW: Tensor) -> Tensor:
-    """Return the PSNR of each pair in dB: float64 [B]."""
+    """Return the PSNR of each pair in dB, as float64 [B]."""
     first, second = _checked(image_BCHW, other_BCHW)
     return 10 * torch.log10(_RANGE**2 / (first - second).square().mean((1, 2, 3)))
 
 
 def ssim(image_BCHW: Tensor, other_BCHW: Tensor) -> Tensor:
-    """Return the SSIM of each pair: float64 [B]."""
+    """Return the SSIM of each pair, as float64 [B]."""
     x, y = _checked(image_BCHW, other_BCHW)
     if min(x.shape[2:]) < _WINDOW:
         raise UserError(f"SSIM needs images of {_WINDOW} px or more on each side; these are {tuple(x.shape[2:])}")

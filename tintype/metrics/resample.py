@@ -1,7 +1,7 @@
 """Sampling errors by jackknife and bootstrap, with stateless randomness.
 
 The generated images are resampled, and the reference stays fixed. So the error is the spread over different noises,
-with the same model and reference. It does not include the spread over training seeds.
+with the same model and reference. The error does not include the spread over training seeds.
 
 An error does not depend on the order of the images. Duplicates of an image are not independent. So `copy_N` gives equal
 images equal numbers, and an image is resampled together with its duplicates.
@@ -63,7 +63,8 @@ def _summed(value_N: Tensor, copy_N: Tensor | None) -> Tensor:
 def jackknife_error(left_out_G: Tensor, copy_G: Tensor | None = None) -> float | None:
     """Return the standard error, from values with one image or one of G equal groups left out.
 
-    It is the error of the mean of the pseudo-values G whole - (G - 1) left_out (Efron and Tibshirani 1993, chapter 11).
+    The standard error is the error of the mean of the pseudo-values G whole - (G - 1) left_out (Efron and Tibshirani
+    1993, chapter 11).
     """
     return mean_error((1 - len(left_out_G)) * left_out_G, copy_G)
 

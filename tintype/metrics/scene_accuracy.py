@@ -1,7 +1,7 @@
 """Scene accuracy and objects right.
 
-They measure whether images show what their captions say, as read by the scene encoder. Both metrics are scaled. The
-score 0 means as good as the same images with other images' prompts. The score 1 means as good as real images of the
+Both metrics measure whether images show what their captions say, as read by the scene encoder. Both metrics are scaled.
+The score 0 means as good as the same images with other images' prompts. The score 1 means as good as real images of the
 prompts. So a model that ignores its prompts gets 0, however good its images are. An attribute counts only if the
 caption states it, the encoder can read it at the image's size, and it differs between prompts.
 
@@ -31,14 +31,15 @@ So an image in which only background and light are right scores less than this w
 SHIFTS = 64
 """Number of other prompts with which each image is compared. If there are fewer other prompts, all are used."""
 UNSCALED, SHUFFLED = "share right", "share right, shuffled prompts"
-"""Names of two parts of both metrics: the unscaled score with the own prompts, and the unscaled score with shuffled
-prompts.
-"""
+"""Names of two unscaled scores in the breakdown of both metrics, with the own prompts and with shuffled prompts."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """The attributes that count for each image. They are stated, readable, and different between scenes."""
+    """The attributes that count for each image.
+
+    Attributes count if they are stated, readable, and different between scenes.
+    """
 
     captions: CaptionKind
     objects: bool
@@ -198,9 +199,9 @@ def _shifted(scenes: SceneBatch, shift: int) -> SceneBatch:
 def scaled(own_B: Tensor, shuffled_B: Tensor, real_B: Tensor) -> Tensor:
     """Return a number for each image.
 
-    Their mean is (own - shuffled) / (real - shuffled), where each term is a mean over all images. The numbers are the
-    first-order expansion of this ratio in each image's scores. So the standard error of their mean is the standard
-    error of the ratio.
+    The mean of these numbers is (own - shuffled) / (real - shuffled), where each term is a mean over all images. The
+    numbers are the first-order expansion of this ratio in each image's scores. So the standard error of their mean is
+    the standard error of the ratio.
     """
     floor, top = shuffled_B.mean(), real_B.mean()
     if not top > floor:

@@ -1,10 +1,10 @@
 """Validation loss: the error of the velocity on unseen images, with fixed noise and at eight fixed times.
 
 The loss is measured on velocities, whatever the arm's objective is, so that arms can be compared. A contrastive loss
-shifts the optimal velocity in a known way. This shift is corrected first, as in sampling (`unbias`). The loss is
-measured in the latents of the run's own tokenizer, and with the run's own noise scale. So studies do not compare this
-loss between arms with different tokenizers or `noise_scale` (`study.contrasts.another_space`). For this loss, all arms
-read the same caption column.
+shifts the optimal velocity in a known way. The shift of the velocity is corrected first, as in sampling (`unbias`). The
+loss is measured in the latents of the run's own tokenizer, and with the run's own noise scale. So studies do not
+compare this loss between arms with different tokenizers or `noise_scale` (`study.contrasts.another_space`). For this
+loss, all arms read the same caption column.
 
 B: images of a batch, N: all images, T: times.
 """
@@ -60,7 +60,7 @@ def name_at(size_px: int) -> str:
 def velocity_errors(
     parts: Model, source: ImageSource, count: int, batch: int, seed: int, caption: str = "long"
 ) -> Tensor:
-    """Return the squared error of each image's velocity at each time: [T, N]. The mean error is the validation loss."""
+    """Return the squared error [T, N] of each image's velocity at each time. The mean error is the validation loss."""
     return torch.cat(
         [batch_errors(parts, source, ids, seed, caption) for ids in batches_of_one_shape(source, count, batch)], dim=1
     )
@@ -73,7 +73,7 @@ def batches_of_one_shape(source: ImageSource, count: int, batch: int) -> list[li
 
 @torch.no_grad()
 def batch_errors(parts: Model, source: ImageSource, ids: Sequence[int], seed: int, caption: str = "long") -> Tensor:
-    """Return the errors of one batch, as in `velocity_errors`: [T, B]."""
+    """Return the errors [T, B] of one batch, as in `velocity_errors`."""
     draws = Draws(seed, torch.tensor(ids, device=parts.device))
     image_BCHW = source.images(ids).to(parts.device)
     height, width = image_BCHW.shape[-2:]

@@ -42,7 +42,7 @@ class Attention(nn.Module):
     def read_text(self, text_BSD: Tensor) -> KeyValue:
         """Return the text's keys and values.
 
-        They depend neither on the image nor on t, so sampling computes them only once.
+        Keys and values depend neither on the image nor on t, so sampling computes them only once.
         """
         key, value = self._split_heads(self.txt_kv_proj(text_BSD), 2).unbind(0)
         return self.norm_added_k(key) if self.qk_norm else key, value
@@ -57,7 +57,7 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return the output, and the values of the image tokens [B, heads, L, head size].
 
-        `mask` is True for visible keys. Its shape is [B, 1, 1, S + L], and it is broadcast without being copied.
+        `mask` is True for visible keys. The mask's shape is [B, 1, 1, S + L], and it is broadcast without being copied.
         `first_value` has the first block's values of the same tokens (value residual, arXiv 2410.17897).
         """
         query, key, value = self._project(token_BLD, rotation)
@@ -71,7 +71,7 @@ class Attention(nn.Module):
         return out, own_value
 
     def image_logits(self, token_BLD: Tensor, rotation: Tensor) -> Tensor:
-        """Return the attention logits between image tokens in fp32, before the softmax: [B, heads, L, L]."""
+        """Return the fp32 attention logits [B, heads, L, L] between image tokens, before the softmax."""
         query, key, _ = self._project(token_BLD, rotation)
         with torch.autocast(token_BLD.device.type, enabled=False):
             logits: Tensor = query.float() @ key.float().mT / query.shape[-1] ** 0.5

@@ -24,7 +24,7 @@ class ClassToken(nn.Module):
         nn.init.zeros_(self.out.bias)
 
     def token(self, class_BT: Tensor) -> Tensor:
-        """Embed noised class tokens as tokens of the denoiser: [B, 1, D]."""
+        """Embed noised class tokens as tokens [B, 1, D] of the denoiser."""
         token_BD: Tensor = self.norm(self.embed(class_BT))
         return token_BD[:, None]
 

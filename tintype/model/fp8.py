@@ -1,10 +1,9 @@
 """Linear layers in FP8.
 
-All three matrix products run in FP8: output, gradient of the input, and gradient of the weight. Weights keep their
-dtype. Both operands are cast to FP8 for each product, and the result is bf16. Weights and activations are e4m3. The
-output's gradient is e5m2, which has the wider range. Each row of an operand has its own scale, and the product sums
-along rows. So a token's output does not depend on other tokens or images of the batch, and an outlier only affects its
-own row.
+The matrix products for output, gradient of the input and gradient of the weight run in FP8. Weights keep their dtype.
+Both operands are cast to FP8 for each product, and the result is bf16. Weights and activations are e4m3. The output's
+gradient is e5m2, which has the wider range. Each row of an operand has its own scale, and the product sums along rows.
+So a token's output does not depend on other tokens or images of the batch, and an outlier only affects its own row.
 
 M: tokens of the batch, K: size in, N: size out, R, C: rows and columns of any matrix.
 """
@@ -59,7 +58,7 @@ class _Products(torch.autograd.Function):
 def product(left_RK: Tensor, right_CK: Tensor, left_type: torch.dtype, fast: bool = False) -> Tensor:
     """Return left rightᵀ in bf16.
 
-    With `fast`, sums use fewer bits. This is accurate enough for forward products, but not for gradients.
+    With `fast`, sums use fewer bits. Fewer bits are accurate enough for forward products, but not for gradients.
     """
     left_8, left_scale_R1 = scaled(left_RK, left_type)
     right_8, right_scale_C1 = scaled(right_CK, torch.float8_e4m3fn)

@@ -1,8 +1,8 @@
-"""The islands of a precision plan: operations of the denoiser whose precision is set separately.
+"""The islands of a precision plan are operations of the denoiser whose precision is set separately.
 
 With the value `bf16`, every operand and every result of an island is rounded to bf16, as in separate bf16 operations of
 torch. A sum is accumulated in fp32 and then rounded. Between operations, the rounded numbers are stored in fp32. If
-they were stored in bf16, a compiler that fuses operations would omit the roundings. The island would then silently
+numbers were stored in bf16, a compiler that fuses operations would omit the roundings. The island would then silently
 compute in fp32.
 
 B: samples, L: queries, K: keys, H: head size.
@@ -61,7 +61,7 @@ def wide(x: Tensor) -> Tensor:
 
 
 def held(x: Tensor, position: str) -> Tensor:
-    """Return a tensor in the island's precision: rounded to bf16, in fp32, or unchanged (`autocast`)."""
+    """Return a tensor in the island's precision, which is rounded to bf16, fp32, or unchanged (`autocast`)."""
     if position == "autocast":
         return x
     return rounded(x) if position == "bf16" else wide(x)
@@ -80,8 +80,8 @@ def project(x: Tensor, layer: nn.Linear, position: str) -> Tensor:
 def attend(query_BLH: Tensor, key_BKH: Tensor, value_BKH: Tensor, mask: Tensor | None, softmax: str) -> Tensor:
     """Compute attention with scores, softmax and weighted sum in the island's precision. The head axis comes after B.
 
-    With `fused`, torch's own attention kernel is used. Its inputs and output keep their dtype, and it computes sums and
-    softmax in fp32.
+    With `fused`, torch's own attention kernel is used. The kernel's inputs and output keep their dtype, and it computes
+    sums and softmax in fp32.
     """
     if softmax == "fused":
         return scaled_dot_product_attention(query_BLH, key_BKH, value_BKH, attn_mask=mask)

@@ -31,7 +31,7 @@ def sinusoid(value_B: Tensor, size: int, max_period: int, factor: float = 1.0) -
 
 
 def rotation_table(rows: int, columns: int, head_size: int, theta: int, device: torch.device) -> Tensor:
-    """Return the factors for `rotate`, [L, 2, head]: cosines and signed sines.
+    """Return the factors for `rotate` as [L, 2, head]. They are cosines and signed sines.
 
     Half of a token's angles depend on its row, and half on its column.
     """
@@ -55,14 +55,14 @@ def rotate(x: Tensor, table: Tensor, rope: str = "fp32") -> Tensor:
 
 
 def patchify(z_BCHW: Tensor, patch: int) -> Tensor:
-    """Split latents into flat patches: [B, C, H, W] -> [B, L, P]. The order within a patch is channel, row, column."""
+    """Split latents [B, C, H, W] into flat patches [B, L, P]. The order within a patch is channel, row, column."""
     b, c, h, w = z_BCHW.shape
     grid = z_BCHW.reshape(b, c, h // patch, patch, w // patch, patch)
     return grid.permute(0, 2, 4, 1, 3, 5).reshape(b, (h // patch) * (w // patch), c * patch * patch)
 
 
 def unpatchify(token_BLP: Tensor, patch: int, rows: int, columns: int) -> Tensor:
-    """Combine patches to latents. This is the inverse of `patchify`."""
+    """Combine patches to latents, as the inverse of `patchify`."""
     b, _, p = token_BLP.shape
     c = p // patch**2
     grid = token_BLP.reshape(b, rows, columns, c, patch, patch)
@@ -99,7 +99,7 @@ class ResolutionEmbedder(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm. Its statistics have the precision of the island `norms`."""
+    """Root-mean-square norm. The norm's statistics have the precision of the island `norms`."""
 
     def __init__(self, size: int, norms: str) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ class Modulation(nn.Module):
         nn.init.zeros_(self.lin.bias)
 
     def forward(self, vector_BD: Tensor) -> Tensor:
-        """Return [B, 6 D]: shift, scale and gate of the attention, then those of the MLP."""
+        """Return shift, scale and gate of the attention, then those of the MLP, as [B, 6 D]."""
         return project(_activated(vector_BD, self.position), self.lin, self.position)
 
 
@@ -163,7 +163,10 @@ class ModulationOffset(nn.Module):
         self.offset = nn.Parameter(torch.zeros(6 * width))
 
     def forward(self, six_B6D: Tensor) -> Tensor:
-        """Return [B, 6 D] as `Modulation` does. It is the output of the shared layer plus this block's offset."""
+        """Return [B, 6 D] as `Modulation` does.
+
+        The result is the output of the shared layer plus this block's offset.
+        """
         return held(held(six_B6D, self.position) + held(self.offset, self.position), self.position)
 
 

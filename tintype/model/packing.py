@@ -19,7 +19,7 @@ _MULTIPLE = 128
 FEW_SIZES, MANY_SIZES = 8, 64
 """Maximum number of distinct row counts.
 
-It is small if each row count is captured as a graph. Row counts are multiples of 128.
+The number is small if each row count is captured as a graph. Row counts are multiples of 128.
 """
 
 
@@ -60,7 +60,7 @@ class PackedText:
         return self.rows_NC, self.places.first_B, self.places.length_B
 
     def of(self, rows_NC: Tensor, first_B: Tensor, length_B: Tensor) -> PackedText:
-        """Return a packed text with these tensors. Their values may change later."""
+        """Return a packed text with these tensors. The tensors' values may change later."""
         return PackedText(rows_NC, Places(first_B, length_B, self.longest, dense=0))
 
 
@@ -91,8 +91,9 @@ def rows_step(batch: int, most: int, sizes: int = FEW_SIZES) -> int:
 def pack(text: TextTokens, sizes: int = FEW_SIZES) -> PackedText:
     """Remove the padding of a batch, then append rows up to an allowed row count.
 
-    At most `sizes` row counts are allowed. If the host does not know the number of tokens, it would have to wait for
-    the device to remove rows. In this case all rows are kept, and each sample's tokens come before its padding.
+    At most `sizes` row counts are allowed. To remove rows without knowing the number of tokens, the host would have to
+    wait for the device. If the host does not know this number, all rows are kept, and each sample's tokens come before
+    its padding.
     """
     batch, most, _ = text.tokens_BLC.shape
     device = text.tokens_BLC.device

@@ -50,9 +50,10 @@ class RunStart(StartPart):
 
 
 class ArmStart(StartPart):
-    """Start from the run of another arm of the same study with the same seed. Its folder is next to this run's folder.
+    """Start from the run of another arm of the same study with the same seed.
 
-    The study fills in `plan`. The plan determines the run, so the plan's hash is enough to identify the weights.
+    The other run's folder is next to this run's folder. The study fills in `plan`. The plan determines the run, so the
+    plan's hash is enough to identify the weights.
     """
 
     kind: Literal["arm"] = "arm"

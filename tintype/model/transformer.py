@@ -1,4 +1,4 @@
-"""The PRX transformer. Its parameters have the same names as in diffusers' `PRXTransformer2DModel`.
+"""The PRX transformer. The parameters have the same names as in diffusers' `PRXTransformer2DModel`.
 
 B: samples, C: channels, H, W: latent rows and columns, L: image tokens, S: text tokens, D: width, K: kept tokens, E:
 width of the text encoder.
@@ -63,7 +63,10 @@ _USUAL_PRECISION = PrecisionSettings()
 
 
 BlockText = Tensor | KeyValue | PackedText | PackedKeyValue
-"""The text input of a block: the projected text, or its keys and values. For the fused kernels, it is packed."""
+"""The text input of a block, which is the projected text, or its keys and values.
+
+For the fused kernels, the text is packed.
+"""
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ class TextCache:
         return places.first_B, places.length_B, *(tensor for pair in pairs for tensor in pair)
 
     def of(self, first_B: Tensor, length_B: Tensor, *keys_values: Tensor) -> TextCache:
-        """Return a packed text with these tensors. Their values may change later."""
+        """Return a packed text with these tensors. The tensors' values may change later."""
         places = Places(first_B, length_B, self.longest, dense=0)
         pairs = zip(keys_values[::2], keys_values[1::2], strict=True)
         return TextCache(tuple(PackedKeyValue(key_ND, value_ND, places) for key_ND, value_ND in pairs), None)
@@ -161,7 +164,7 @@ class Block(nn.Module):
     def read_text(self, text: Tensor | PackedText) -> KeyValue | PackedKeyValue:
         """Return the text's keys and values.
 
-        They depend neither on the image nor on t, so sampling computes them only once.
+        Keys and values depend neither on the image nor on t, so sampling computes them only once.
         """
         if isinstance(text, Tensor):
             return self.attention.read_text(text)
@@ -174,7 +177,7 @@ class Block(nn.Module):
             return self._kernels().run(token_BLD.bfloat16(), text, vector_BD, rotation.squeeze(1))
 
     def refresh(self) -> None:
-        """Cast the weights that have changed. This must happen before a graph reads the copies."""
+        """Cast the weights that have changed. The cast must happen before a graph reads the copies."""
         self._kernels().weights.refresh()
 
     def copies(self) -> list[Copy]:
@@ -230,7 +233,7 @@ class Transformer(nn.Module):
     def fused_on(self, device: torch.device) -> bool:
         """Return whether the blocks use the fused kernels on this device.
 
-        If they do not, compile the blocks at the first call.
+        If the blocks use no fused kernels, compile them at the first call.
         """
         if device not in self._fused:
             reason = why_plain(self.settings, self._precision, device)
@@ -299,7 +302,10 @@ class Transformer(nn.Module):
         return self._pass(x_t_BCHW, t_B, given, route, taps, only_taps, attention_taps, class_BT)
 
     def _waits_for_host(self, x_t_BCHW: Tensor, route: Route | None) -> bool:
-        """Return whether a pass is so short that the host limits its speed. Such a pass can be captured as a graph."""
+        """Return whether a pass is so short that the host limits its speed.
+
+        A pass that is so short can be captured as a graph.
+        """
         if route is not None and route.merge is not None:  # which has weights of its own
             return False
         if self.settings.activation_checkpointing or isinstance(self.blocks[0], FSDPModule):
@@ -501,7 +507,7 @@ def _keep(token_BLD: Tensor, rotation: Tensor, kept_BK: Tensor | None) -> tuple[
 
 
 def _append(token_BLD: Tensor, rotation: Tensor, own_BRD: Tensor) -> tuple[Tensor, Tensor]:
-    """Append tokens without a position, which are not rotated: registers (arXiv 2309.16588) and a class token."""
+    """Append registers (arXiv 2309.16588) and a class token. They have no position and are not rotated."""
     still = rotation.new_zeros(*rotation.shape[:2], own_BRD.shape[1], *rotation.shape[3:])
     still[..., 0, :] = 1  # cosines
     return torch.cat([token_BLD, own_BRD], dim=1), torch.cat([rotation, still], dim=2)
@@ -520,7 +526,7 @@ def _keep_appended(kept_BK: Tensor | None, tokens: int, appended: int) -> Tensor
 
 
 def _kept_value(value: Tensor | None, kept_BK: Tensor | None) -> Tensor | None:
-    """Return the first block's values for the kept tokens: [B, heads, L, head size]."""
+    """Return the first block's values [B, heads, L, head size] for the kept tokens."""
     if value is None or kept_BK is None:
         return value
     batch, heads, _, size = value.shape

@@ -1,7 +1,7 @@
 """AdamW in one pass over weights, gradients and moments. The pass includes clipping, weight averages and cast copies.
 
-This is a separate module, since not every system has Triton. The plain form is torch's fused AdamW with gradients
-multiplied by the factor, then `averages.Update.finish` and `runtime.copies.cast`.
+The kernel is in a separate module, since not every system has Triton. The plain form is torch's fused AdamW with
+gradients multiplied by the factor, then `averages.Update.finish` and `runtime.copies.cast`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tintype.runtime.transfer import send
 
 _CHUNK, _BLOCK = 1 << 15, 1 << 11
 _COLUMNS = tl.constexpr(5)
-"""Columns of the address table: weight, gradient, two moments and copy. The averages' addresses come after them."""
+"""Columns of the address table for weight, gradient, two moments and copy. The averages' addresses come after them."""
 _COPY = tl.constexpr(4)
 _ALIGNED_BYTES = 16
 COPY_TYPES = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
@@ -80,7 +80,7 @@ def _adamw(table, shares, sizes, owners, starts, corrections, factor, skipped, l
 
 
 class Chunks:
-    """The range of a weight that each program updates. It is the same at every step."""
+    """The range of a weight that each program updates. The range of a program is the same at every step."""
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
         device = weights[0].device

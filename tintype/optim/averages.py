@@ -1,7 +1,7 @@
 """Weight averages of every kind.
 
-An update moves an average towards the weights. It runs separately, or in the optimizer's pass. A: averages of each
-weight.
+An update moves an average towards the weights. An update runs separately, or in the optimizer's pass. A: averages of
+each weight.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ is ramped:
 
 The first update copies the weights, so the initial weights never have a share. During the ramp, the weights of update k
 have the share C(k + 8, 9) / C(n + 9, 10). The standard deviation of this profile is about 8% of the training so far.
-From n = 10 / (1 - d) - 9 on, the decay is d. timm and diffusers ramp the decay as (1 + n) / (10 + n). Their ramp is one
-update later, so their first update keeps a tenth of the initial weights.
+From n = 10 / (1 - d) - 9 on, the decay is d. timm and diffusers ramp the decay as (1 + n) / (10 + n). This ramp of timm
+and diffusers is one update later, so the first update keeps a tenth of the initial weights.
 
 Adam's bias correction, w = (1 - d) / (1 - d^n), is not used here. With bias correction, the initial weights also have
 no share. But while n is below 1 / (1 - d), the result is close to the plain mean of all weights so far, including those

@@ -199,7 +199,7 @@ class Muon(torch.optim.Optimizer):
     def _same(self, batches: Sequence[_Batch], fused: bool) -> bool:
         """Return whether every step starts the same kernels.
 
-        This is the case without communication and without random numbers.
+        The kernels are always the same without communication and without random numbers.
         """
         on_gpu = all(parameter.is_cuda for batch in batches for parameter in batch.parameters)
         return on_gpu and not fused and self._layout.world.size == 1 and self.storage.rounding == "nearest"
@@ -381,7 +381,7 @@ def _stacked(matrices: list[Tensor], parts: list[int]) -> Tensor:
 
 
 def _apart(stack_NRC: Tensor, parts: list[int]) -> Sequence[Tensor]:
-    """Split a batch into matrices. This is the inverse of `_stacked`."""
+    """Split a batch into matrices, as the inverse of `_stacked`."""
     if set(parts) == {1}:
         return stack_NRC.unbind()
     return [one.flatten(0, 1) for one in stack_NRC.split(parts)] if parts else []
@@ -425,7 +425,7 @@ def _parts(name: str) -> int:
 
 
 def step_scale(scaling: str, rows: int, columns: int) -> float:
-    """Return the factor of an orthogonalised step. It is applied in addition to the learning rate."""
+    """Return the factor of an orthogonalised step. The factor is applied in addition to the learning rate."""
     if scaling == "matched":
         return 0.2 * math.sqrt(max(rows, columns))
     return math.sqrt(max(1.0, rows / columns))
@@ -461,7 +461,8 @@ def _norm(gram_NRR: Tensor) -> Tensor:
 
 
 def newton_schulz_flops(settings: MuonSettings, named: Mapping[str, Tensor]) -> int:
-    """Return the floating-point operations of one optimizer step's iterations: A = X Xᵀ, A², and the product with X.
+    """Return the floating-point operations of one optimizer step's iterations, which compute A = X Xᵀ, A², and the
+    product with X.
 
     The first two products are symmetric, but are counted in full. Elementwise operations are not counted.
     """

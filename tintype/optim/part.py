@@ -49,7 +49,10 @@ A smaller share is not visible in samples.
 
 
 class AverageSettings(Settings):
-    """Settings of a weight average. Those of a fixed decay have no `kind`. All others are also a `Part`."""
+    """Settings of a weight average.
+
+    Settings of a fixed decay have no `kind`. Settings of all other averages are also a `Part`.
+    """
 
     def check(self, plan: PlanView) -> None:
         """Raise ValueError if the plan cannot use this average."""

@@ -79,7 +79,7 @@ class PowerEma(Averages):
 def share(length: float, updates: Tensor) -> Tensor:
     """Return 1 - (1 - 1/t)^(γ + 1) for update number t, in float64 and without cancellation; 1 for the first update.
 
-    If every step so far was skipped, t is 0. In this case, any finite result is fine.
+    If every step so far was skipped, t is 0. For t = 0, any finite result is fine.
     """
     t = updates.double().clamp_min(1)
     return -torch.expm1((exponent(length) + 1) * torch.log1p(-1 / t))

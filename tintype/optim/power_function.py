@@ -1,12 +1,13 @@
 """The mathematics of power-function averages (EDM2, arXiv 2312.02696, section 3), in float64.
 
 After T updates, update t has the weight p(t) = (γ + 1) t^γ / T^(γ + 1) in the average, for t in [0, T]. p is called the
-profile. Its standard deviation is the same share of T for every T. This share is the average's *length*:
+profile. The profile's standard deviation is the same share of T for every T. The share is called the *length* of the
+average:
 
     length² = (γ + 1) / ((γ + 2)² (γ + 3)).
 
-With the decay (1 - 1/t)^(γ + 1) at update t, this is exact, and not only true in the limit. Update k has the weight
-(k^(γ + 1) - (k - 1)^(γ + 1)) / T^(γ + 1), which is p's integral over [k - 1, k].
+With the decay (1 - 1/t)^(γ + 1) at update t, the length is exact, and not only true in the limit. Update k has the
+weight (k^(γ + 1) - (k - 1)^(γ + 1)) / T^(γ + 1), which is p's integral over [k - 1, k].
 
 A profile of another length is approximated by stored profiles, with least squares in L2. All inner products have a
 closed form.
@@ -33,7 +34,7 @@ LONGEST = 1 / math.sqrt(12)
 def exponent(length: float) -> float:
     """Return γ, the largest real root of γ³ + 7γ² + (16 - s⁻²)γ + (12 - s⁻²) = 0, for a length s below LONGEST.
 
-    The signs of the coefficients change only once, so there is one positive root. It is below 1/s.
+    The signs of the coefficients change only once, so there is one positive root. The root is below 1/s.
     """
     if not 0 < length < LONGEST:
         raise ValueError(f"the length of an average lies between 0 and {LONGEST:.4f}, the plain mean; found {length:g}")
@@ -80,7 +81,7 @@ def fit(stored: Sequence[Profile], wanted: Profile) -> Mixture:
 
 
 def products(first: Sequence[Profile], second: Sequence[Profile]) -> NDArray[np.float64]:
-    """Return ∫ p q dt for each pair: (γ + 1)(δ + 1) / (γ + δ + 1) · (T / U)^δ / U.
+    """Return ∫ p q dt = (γ + 1)(δ + 1) / (γ + δ + 1) · (T / U)^δ / U for each pair.
 
     p has the exponent γ and ends at T. q has the exponent δ and ends at U ≥ T.
     """

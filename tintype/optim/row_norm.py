@@ -1,9 +1,9 @@
-"""Equal step sizes for all rows of a matrix: NorMuon's second moment (arXiv 2510.05491, algorithm 1).
+"""Equal step sizes for all rows of a matrix, by NorMuon's second moment (arXiv 2510.05491, algorithm 1).
 
 A row of a weight belongs to one neuron. For each row, a running mean of the orthogonalised step's mean square is kept.
-Each row is divided by the root of its running mean. Then the whole step is scaled back to its earlier norm. The running
-means, one number per row, are replicated. If rows are sharded, each rank of a replica writes its means into a vector of
-zeros, and these vectors are added. After that, every rank can compute the norms.
+Each row is divided by the root of its running mean. After this division, the whole step is scaled back to its earlier
+norm. The running means, one number per row, are replicated. If rows are sharded, each rank of a replica writes its
+means into a vector of zeros, and these vectors are added. After that, every rank can compute the norms.
 
 R: rows of a parameter, all parts stacked. P: parts. N: rows of a part.
 """

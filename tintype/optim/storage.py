@@ -32,7 +32,7 @@ class Storage:
     """Index of this rank's shard. Each shard has its own random numbers, and all replicas of a shard have the same."""
 
     def open(self, weights: Sequence[Tensor], states: Sequence[dict[str, Any]]) -> list[Tensor]:
-        """Return the weights with which the step computes: fp32 weights themselves, or fp32 copies of bf16 weights."""
+        """Return the weights with which the step computes, which are fp32 weights or fp32 copies of bf16 weights."""
         opened = [local(weight).float() for weight in weights]
         if self.rounding == "kahan":
             opened = [

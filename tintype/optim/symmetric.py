@@ -1,4 +1,4 @@
-"""Symmetric matrix products that compute only one half: X Xᵀ, and its polynomial in the Newton-Schulz iteration.
+"""Compute X Xᵀ, and its polynomial in the Newton-Schulz iteration. Both are symmetric, so only one half is computed.
 
 A Triton kernel is used for large bf16 matrices on GPUs with bulk copies (Hopper and later). In all other cases, torch
 computes the full product.
@@ -33,8 +33,8 @@ def gram(x_NRC: Tensor) -> Tensor:
 def bracket(gram_NRR: Tensor, a: float, b: float, c: float, norm_N: Tensor | None = None) -> Tensor:
     """Return a I + b A + c A² for a symmetric A. If the norms n of X are given, with A = X Xᵀ, scale the bracket by n.
 
-    The scaled bracket is (a I + b A / n² + c A² / n⁴) / n. Its product with X is the iteration's step from X / n,
-    without computing X / n. The kernel adds in fp32 and rounds once. n⁴ must be less than 3e38.
+    The scaled bracket is (a I + b A / n² + c A² / n⁴) / n. The product of this bracket with X is the iteration's step
+    from X / n, without computing X / n. The kernel adds in fp32 and rounds once. n⁴ must be less than 3e38.
     """
     if not _takes(gram_NRR):
         return _bracket(gram_NRR, a, b, c, norm_N)

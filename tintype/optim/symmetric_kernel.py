@@ -1,4 +1,4 @@
-"""The Triton kernel of `symmetric`. It is a separate module, so that only systems with a GPU import Triton.
+"""The Triton kernel of `symmetric`. The kernel is in a separate module, so that only systems with a GPU import Triton.
 
 N: matrices of a batch, R: rows, C: columns.
 """
@@ -18,7 +18,7 @@ _SMALL_ROWS = 1024
 _DEPTH = 64
 """Length of the blocks in which the kernel sums.
 
-It is equal in all configurations. So all configurations add in the same order and give the same bits.
+The length of blocks is equal in all configurations. So all configurations add in the same order and give the same bits.
 """
 
 

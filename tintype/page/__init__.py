@@ -1,1 +1,1 @@
-"""Building blocks of reports and pages: SVG, numbers as text, and the style sheet."""
+"""Building blocks of reports and pages, such as SVG, numbers as text, and the style sheet."""

@@ -1,6 +1,7 @@
-"""Forest plots as SVG: differences from the baseline. Each arm is a row with its interval, runs and detectable effect.
+"""Forest plots as SVG, which show differences from the baseline.
 
-Better values are on the right. Information is never shown by colour alone: a word, a shape or a label repeats it.
+Each arm is a row with its interval, runs and detectable effect. Better values are on the right. Information is never
+shown by colour alone, since a word, a shape or a label repeats it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Measured(Protocol):
 
 @dataclass(frozen=True)
 class Effect:
-    """The comparison of one arm with the baseline on one metric. It is the content of a row."""
+    """The comparison of one arm with the baseline on one metric. The comparison is the content of one row."""
 
     difference: float
     """The arm's mean minus the baseline's mean."""
@@ -56,8 +57,8 @@ class Effect:
 def effect_scale(metric: Measured, effects: Collection[Effect]) -> Scale:
     """Return one scale for all effects on a metric. Better values are on the right.
 
-    The scale covers zero, the means and the seeds. Intervals and bands extend it on each side by at most the same
-    length. They do not extend it beyond differences that the metric's range allows.
+    The scale covers zero, the means and the seeds. Intervals and bands extend the scale on each side by at most the
+    same length. Intervals and bands do not extend the scale beyond differences that the metric's range allows.
     """
     shown = [value for one in effects for value in (one.difference, *one.runs, *one.collapsed)]
     data = [value for value in shown if math.isfinite(value)]
@@ -146,5 +147,5 @@ def _ends_px(ends: Sequence[float], scale: Scale) -> list[tuple[float, bool]]:
 
 
 def verdict_class(verdict: str) -> str:
-    """Return the CSS class of a verdict, without a count that may follow: `v-diverged` for 2 of 3."""
+    """Return the CSS class of a verdict, without a count that may follow. It is `v-diverged` for "diverged 2 of 3"."""
     return "v-" + re.split(r"\d", verdict)[0].strip().replace(" ", "-")

@@ -40,5 +40,5 @@ def _pieces(text: str, remarks: Sequence[Remark]) -> Iterator[Markup]:
 
 
 def mark(words: str, remark: str) -> Markup:
-    """Return marked words. They are underlined, and the remark is a tooltip and a text for screen readers."""
+    """Return marked words. Marked words are underlined, and the remark is a tooltip and a text for screen readers."""
     return Markup('<mark class="wrong" title="{0}">{1}<span class="unseen"> ({0})</span></mark>').format(remark, words)

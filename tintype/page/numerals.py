@@ -1,4 +1,4 @@
-"""Numbers in the format of reports: few digits, a true minus sign, and a dash for unknown values."""
+"""Numbers in the format of reports, with few digits, a true minus sign, and a dash for unknown values."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ def interval(low: float | None, high: float | None, decimals: int) -> str:
 
 
 def _end(value: float, decimals: int) -> str:
-    """Format an end of an interval. If it would be rounded to zero, add digits until its sign is visible."""
+    """Format an end of an interval. If the end would be rounded to zero, add digits until its sign is visible."""
     if math.isfinite(value) and value != 0 and round(value, decimals) == 0:
         decimals = -math.floor(math.log10(abs(value)))
     return fixed(value, decimals, signed=True)
 
 
 def decimals_within(low: float | None, high: float | None, otherwise: int) -> int:
-    """Return the number of decimals for an interval: two digits of half of its width.
+    """Return the number of decimals for an interval, which shows two digits of half of its width.
 
     Without an interval, return `otherwise`.
     """

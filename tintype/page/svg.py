@@ -37,7 +37,10 @@ def join(parts: Iterable[str]) -> Markup:
 
 
 def _value(value: str | float) -> str:
-    """Return an escaped attribute value. For speed, it is a plain string: charts have thousands of elements."""
+    """Return an escaped attribute value.
+
+    For speed, the value is a plain string, since charts have thousands of elements.
+    """
     return escape(value) if isinstance(value, str) else f"{value:.1f}".removesuffix(".0")
 
 
@@ -158,7 +161,7 @@ def written(points: Sequence[Point]) -> str:
 def kept_apart(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
     """Return positions near the wanted positions.
 
-    Their order is the same, and they are at least `gap` apart if there is room.
+    The order of the positions is the same, and they are at least `gap` apart if there is room.
     """
     gap = min(gap, (high - low) / max(1, len(wanted) - 1))
     order = sorted(range(len(wanted)), key=lambda index: wanted[index])

@@ -36,7 +36,7 @@ _packages: dict[str, Plugin] = {}
 _searched: set[str] = set()
 """Groups whose entry points have been loaded."""
 _loading: list[str] = []
-"""Files that are being loaded. They may read tables to which other plugins have not added their parts yet."""
+"""Files that are being loaded. Files may read tables to which other plugins have not added their parts yet."""
 
 
 def load_files(paths: Sequence[Path]) -> list[Plugin]:
@@ -204,7 +204,7 @@ def _add_parts(module: ModuleType, plugin: Plugin) -> None:
 
 
 def _named(parts: object, group: str, plugin: Plugin) -> Iterable[tuple[str, Any]]:
-    """Return a group's parts with their names. These are the keys of a mapping, or each part's own name."""
+    """Return a group's parts with their names. The names are the keys of a mapping, or each part's own name."""
     if isinstance(parts, Mapping):
         return [(str(name), part) for name, part in parts.items()]
     if not isinstance(parts, list | tuple):
@@ -213,7 +213,7 @@ def _named(parts: object, group: str, plugin: Plugin) -> Iterable[tuple[str, Any
 
 
 def own_name(part: Any) -> str:
-    """Return a part's own name. It is its kind, its attribute `name`, or its function name."""
+    """Return a part's own name. A part's own name is its kind, its attribute `name`, or its function name."""
     if hasattr(part, "kind_name"):
         return str(part.kind_name())
     return str(getattr(part, "name", "") or getattr(part, "__name__", part))
@@ -235,7 +235,7 @@ def _load_entry(entry: EntryPoint, group: str) -> None:
 def _package_of(entry: EntryPoint) -> Plugin:
     """Return the plugin of a package.
 
-    Its hash covers the sources of all top-level modules that its entry points use.
+    The plugin's hash covers the sources of all top-level modules that its entry points use.
     """
     package = entry.dist
     name, version = (package.name, package.version) if package else (entry.module.partition(".")[0], "unknown")
@@ -247,7 +247,7 @@ def _package_of(entry: EntryPoint) -> Plugin:
 
 
 def _sources_sha256(modules: Iterable[str]) -> str:
-    """Return the hash of the Python sources of modules and packages. It covers relative paths and contents."""
+    """Return the hash of the Python sources of modules and packages. The hash covers relative paths and contents."""
     digest = hashlib.sha256()
     for name in modules:
         spec = importlib.util.find_spec(name)

@@ -17,7 +17,7 @@ from tintype.wording import option
 FILE = "plugins.json"
 """Name of the record's file in the folder of a run or study."""
 Record = dict[str, dict[str, str]]
-"""For each plugin by name: its hash and, for a package, its version."""
+"""Maps the name of each plugin to its hash and, for a package, its version."""
 
 
 def record_of(parts: Iterable[tuple[str, str]]) -> Record:
@@ -68,7 +68,7 @@ def _about(plugin: Plugin) -> dict[str, str]:
 
 
 def _loaded(name: str, about: Mapping[str, str]) -> Plugin | None:
-    """Return a loaded plugin, or None. If it is an installed package, load it first."""
+    """Return a loaded plugin, or None. An installed package is loaded first."""
     if name not in loaded() and about.get("version"):
         load_packages()
     return loaded().get(name)

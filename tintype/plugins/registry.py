@@ -60,7 +60,7 @@ class Added:
 
 @dataclass
 class _Group:
-    """A group of parts: the built-in names, the required class, and the parts that plugins added."""
+    """A group of parts, with the built-in names, the required class, and the parts that plugins added."""
 
     built_in: set[str] = field(default_factory=set)
     declared: bool = False

@@ -69,7 +69,9 @@ class FrozenNetwork:
 
 
 _MOST_SHAPES = 64
-"""Maximum number of compiled shapes of a network: shapes of the data, of stages, and of an incomplete last batch."""
+"""Maximum number of compiled shapes of a network, including shapes of the data, of stages, and of an incomplete last
+batch.
+"""
 
 
 def compile_network(module: nn.Module) -> None:

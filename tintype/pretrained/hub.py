@@ -64,9 +64,9 @@ class Checkpoint:
     revision: str | None = None
     arithmetic: Compute = "fp32"
     subfolder: str = ""
-    """Folder in the repository. It is needed if the repository holds several models."""
+    """Folder in the repository. The folder is needed if the repository holds several models."""
     commit: str | None = None
-    """A commit that has safetensors files. It is loaded if no revision is given."""
+    """A commit that has safetensors files. The commit is loaded if no revision is given."""
     compile_network: bool = False
 
     @property
@@ -181,8 +181,8 @@ class Checkpoint:
     def tokenizer(self, vocabulary: int) -> Untyped:
         """Load the tokenizer of a text network with `vocabulary` embeddings. Raise if the tokenizer has other tokens.
 
-        If files are missing, transformers would build a tokenizer that has only special tokens. Such a tokenizer
-        encodes all texts in the same way.
+        If files are missing, transformers would build a tokenizer that has only special tokens. A tokenizer with only
+        special tokens encodes all texts in the same way.
         """
         self._check_tokenizer_files()
         with explained(self):
@@ -330,7 +330,8 @@ def json_object(file: Path) -> dict[str, Untyped]:
 def explained(checkpoint: Checkpoint) -> Iterator[None]:
     """Turn any error of transformers about a checkpoint into an error message with a fix.
 
-    All exceptions are caught: tokenizers raises plain `Exception`, and a wrong value in a config raises `TypeError`.
+    All exceptions are caught, since tokenizers raises plain `Exception`, and a wrong value in a config raises
+    `TypeError`.
     """
     try:
         yield
@@ -360,7 +361,7 @@ def explained(checkpoint: Checkpoint) -> Iterator[None]:
 def why_unreachable() -> str:
     """Return the reason why the hub cannot be reached; empty if it may be reachable.
 
-    This check is fast, while the hub's own library would try for half a minute. With a proxy, the hub's address is not
+    The check is fast, while the hub's own library would try for half a minute. With a proxy, the hub's address is not
     looked up.
     """
     if constants.HF_HUB_OFFLINE:

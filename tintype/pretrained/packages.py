@@ -47,7 +47,7 @@ def pipeline_class(name: str) -> Untyped:
 def quiet(*names: str) -> Iterator[None]:
     """Silence deprecation warnings, reports and progress bars of these packages.
 
-    Their logging must work like that of transformers.
+    The packages' logging must work like that of transformers.
     """
     logs = [importlib.import_module(f"{name}.utils.logging") for name in names]
     before = [(log, log.get_verbosity(), log.is_progress_bar_enabled()) for log in logs]

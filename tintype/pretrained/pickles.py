@@ -93,7 +93,7 @@ class _Arrays(_Table):
 
 
 class _Module:
-    """A substitute for every class of a TorchScript archive. It holds the object's attributes."""
+    """A substitute for every class of a TorchScript archive. The substitute holds the object's attributes."""
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)

@@ -1,8 +1,8 @@
 """Preprocessing of images for a network's input. Every metric on the network's features depends on the preprocessing.
 
 Libraries implement a resize differently, which can change an FID by several points (Parmar et al. 2022, arXiv
-2104.11222). So a resize in this module states each choice explicitly. It is computed as two matrix products in float64,
-one per axis, for one image at a time. The result is the same on any device and in any batch.
+2104.11222). So a resize in this module states each choice explicitly. A resize is computed as two matrix products in
+float64, one per axis, for one image at a time. The result is the same on any device and in any batch.
 
 B: images. C: channels. H, W: rows, columns. O, I: output and input pixels along one axis. T: taps of a filter.
 """
@@ -84,11 +84,12 @@ class Preparation(Protocol):
 
 @dataclass(frozen=True)
 class Preprocess:
-    """Convert uint8 images of one size to a float32 input: resize, then (x * scale - mean) / std.
+    """Convert uint8 images of one size to a float32 input by a resize, then by (x * scale - mean) / std.
 
-    If `size_px` is height and width, an image is stretched to this size. This is for networks with a given patch grid.
-    If it is one number, it is the side of a square, and `fit` says how images become square. "squash" ignores the
-    proportions, "short-side" resizes the short side and center-crops, and "crop-first" center-crops and resizes.
+    If `size_px` is height and width, an image is stretched to this size. Networks with a given patch grid need such a
+    size. If `size_px` is one number, it is the side of a square, and `fit` says how images become square. "squash"
+    ignores the proportions, "short-side" resizes the short side and center-crops, and "crop-first" center-crops and
+    resizes.
     """
 
     size_px: int | tuple[int, int]
@@ -266,7 +267,7 @@ class ImageProcessor(BaseModel):
     image_std: Triple | None = None
     resample: object = 3
     size: object = None
-    """The size in one of three forms: `336`, `{"shortest_edge": 336}` or `{"height": 336, "width": 336}`."""
+    """The size in one of the forms `336`, `{"shortest_edge": 336}` or `{"height": 336, "width": 336}`."""
     crop_size: object = None
 
     @model_validator(mode="after")

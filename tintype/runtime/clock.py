@@ -15,7 +15,7 @@ PARTS = ("data", "text", "tokenizer", "teacher", "forward", "losses", "backward"
 
 
 def synchronized_s(device: torch.device) -> float:
-    """Wait until the device has finished its queued work. Then return the time in seconds."""
+    """Wait until the device has finished its queued work. After this wait, return the time in seconds."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()

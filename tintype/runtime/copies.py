@@ -1,8 +1,8 @@
 """Lower-precision copies of weights for matrix products. A copy is cached, and is cast again when its weight changes.
 
 A copy is fresh if its weight has the same address and version as at the time of the copy. Every in-place write by torch
-raises the version, for example loading a checkpoint or swapping in the average. A kernel that bypasses torch does not.
-Code with such a kernel must raise the version itself (`torch.autograd.graph.increment_version`).
+raises the version, for example loading a checkpoint or swapping in the average. A kernel that bypasses torch does not
+raise the version. Code with such a kernel must raise the version itself (`torch.autograd.graph.increment_version`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class Copy:
-    """A cast copy of a weight. It records the address and the version that the weight had when it was copied."""
+    """A cast copy of a weight. The copy records the address and the version that the weight had when it was copied."""
 
     def __init__(self, weight: Tensor, values: Tensor) -> None:
         self.weight, self.values = weight, values

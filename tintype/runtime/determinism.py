@@ -2,8 +2,9 @@
 
 Deterministic algorithms are used, and operations without a deterministic form are recorded. torch's `warn_only` mode is
 not sufficient. In this mode, torch still uses cuDNN's attention, and the memory-efficient attention splits its keys.
-Both add partial sums in a random order. The strict mode uses deterministic forms, and raises for operations without a
-deterministic form. Training then records the operation's name, allows the operation and repeats the step.
+Both kinds of attention add partial sums in a random order. The strict mode uses deterministic forms, and raises for
+operations without a deterministic form. Training then records the operation's name, allows the operation and repeats
+the step.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The ranks of one command that `torchrun` started, and collectives between them.
 
-Decisions to stop, skip or save are collective: all ranks agree before any rank acts. Ranks exchange JSON and tensors
+Decisions to stop, skip or save are collective, so all ranks agree before any rank acts. Ranks exchange JSON and tensors
 through gloo on the CPU. Gradients and weights use separate process groups (`runtime.gradients`, `runtime.layout`).
 """
 
@@ -52,7 +52,7 @@ class World:
     rank: int = 0
     size: int = 1
     local_rank: int = 0
-    """Number of this process among the ranks on this machine. It uses the GPU with the same number."""
+    """Number of this process among the ranks on this machine. The process uses the GPU with the same number."""
     joined: bool = False
     """Whether a process group exists, even with one rank."""
     in_thread: bool = False
@@ -81,7 +81,7 @@ class World:
         return self.rank == 0
 
     def shard(self, items: Sequence[Any]) -> Sequence[Any]:
-        """Return this rank's share of the items. It has every `size`-th item, beginning at the rank's number."""
+        """Return this rank's share of the items. The share has every `size`-th item, beginning at the rank's number."""
         return items[self.rank :: self.size]
 
     def all_reduce_max(self, value: int) -> int:
@@ -196,7 +196,7 @@ class World:
     def say_once(self, text: str, say: Callable[[str], None]) -> None:
         """Report an error that ends this process. The other ranks then know that this rank is gone.
 
-        If every rank has the error, it is reported once. Otherwise, it is reported with the rank's number.
+        If every rank has the error, it is reported once. Otherwise, the error is reported with the rank's number.
         """
         if self.size == 1:
             say(text)
@@ -261,7 +261,10 @@ def _differences(by_rank: Sequence[Mapping[str, Any]]) -> str:
 
 
 def ranks_store() -> Any:
-    """Return the key-value store through which the ranks joined. It answers even while ranks wait for each other."""
+    """Return the key-value store through which the ranks joined.
+
+    The store answers even while ranks wait for each other.
+    """
     return dist.distributed_c10d._get_default_store()
 
 
@@ -351,7 +354,7 @@ def _part() -> None:
 def alone(what: str) -> None:
     """Raise under `torchrun`.
 
-    This is for commands that start their own processes, or that must run as a single process.
+    Commands that start their own processes, or that must run as a single process, call this function.
     """
     if _number("WORLD_SIZE", 1) > 1 and launched():
         raise UserError(f"`{what}` runs as one process", "start it without torchrun")

@@ -8,9 +8,9 @@ takeover has two steps:
 - Commit: write to a temporary name, or open the file to append to. Check the lease. Then rename or append.
 - Takeover: remove all temporary names, and replace growing files by copies. Then read the folder.
 
-Suppose the old holder checks its lease before the takeover, and writes late. Its write is then either finished before
-the new holder reads, or it has no effect. A late rename fails, since the takeover has removed the temporary name. A
-late line is appended to the old file, which nobody reads any more.
+Suppose the old holder checks its lease before the takeover, and writes late. The old holder's write is then either
+finished before the new holder reads, or it has no effect. A late rename fails, since the takeover has removed the
+temporary name. A late line is appended to the old file, which nobody reads any more.
 """
 
 from __future__ import annotations
@@ -28,11 +28,14 @@ class Fence:
     """The fence for one holder of a lease."""
 
     check: Callable[[], None] = _nothing
-    """Function that is called right before each commit. It raises `LostLeaseError` if the lease is lost."""
+    """Function that is called right before each commit. The function raises `LostLeaseError` if the lease is lost."""
     suffix: str = ""
     """Suffix of temporary file names. Only this holder writes to files with this suffix."""
     takes_over: bool = False
-    """Whether the earlier holder did not return the lease. Its process may still be alive and write later."""
+    """Whether the earlier holder did not return the lease.
+
+    The earlier holder's process may still be alive and write later.
+    """
     taken_from: str = ""
     """Description of the earlier holder if it did not return the lease, otherwise empty."""
     passed: frozenset[int] = frozenset()

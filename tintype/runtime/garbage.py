@@ -11,7 +11,7 @@ from contextlib import contextmanager
 def without_pauses() -> Iterator[None]:
     """Exclude all loaded objects from garbage collection.
 
-    Otherwise, each collection would scan them for a quarter of a second.
+    Otherwise, each collection would scan these objects for a quarter of a second.
     """
     gc.collect()
     gc.freeze()

@@ -122,7 +122,9 @@ def portions(tensors: Iterable[T], size: Callable[[T], int], most: int) -> list[
 
 
 def backward_start(loss: Tensor) -> Tensor:
-    """Return the gradient of the loss with which the backward pass begins. It is 1, or NaN if the loss is not finite.
+    """Return the gradient of the loss with which the backward pass begins.
+
+    The gradient is 1, or NaN if the loss is not finite.
 
     An infinite loss can have finite gradients. With NaN, all gradients become NaN, and after averaging they are NaN on
     all ranks.

@@ -1,6 +1,6 @@
 """Run passes of a network as CUDA graphs.
 
-This needs one launch instead of hundreds, so small models do not wait for the host. The first call with inputs of
+A graph needs one launch instead of hundreds, so small models do not wait for the host. The first call with inputs of
 certain shapes compiles kernels. The second call with the same shapes captures the pass. All graphs of a network share
 their memory, so only one pass can be in progress. If a forward pass is called before the backward pass of the previous
 one, it runs without a graph. Gradients are not shared between graphs. Once the gradients of all graphs take too much

@@ -45,7 +45,7 @@ class Process:
     started: int = 0
     """Start time in the kernel's unit; 0 if unknown.
 
-    It distinguishes processes with the same id, since ids are reused.
+    The start time distinguishes processes with the same id, since ids are reused.
     """
 
     @classmethod

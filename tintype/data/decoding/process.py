@@ -1,9 +1,11 @@
-"""A worker process that decodes images. It reads a request, answers with the pixels, and exits when its input ends.
+"""A worker process that decodes images.
 
-Messages are bytes, and nothing is unpickled. A request has two messages: `QUESTION` and the image file. `QUESTION` has
-height, width, whether to stretch the image instead of cropping it, and the image's name. An answer has two messages:
-`ANSWER`, then the pixels or the error as JSON. `ANSWER` says whether decoding failed, and gives the CPU time in
-nanoseconds.
+The process reads a request, answers with the pixels, and exits when its input ends.
+
+Messages are bytes, and nothing is unpickled. A request consists of the two messages `QUESTION` and the image file.
+`QUESTION` has height, width, whether to stretch the image instead of cropping it, and the image's name. An answer
+consists of the message `ANSWER`, and a second message with the pixels or the error as JSON. `ANSWER` says whether
+decoding failed, and gives the CPU time in nanoseconds.
 """
 
 from __future__ import annotations
@@ -47,9 +49,9 @@ def serve(connection: Connection) -> None:
 def main() -> None:
     """Run a worker. Arguments are the parent's process id, and the file descriptor of the connection.
 
-    A thread polls whether the parent still exists. The kernel's parent-death signal is not used: it is also sent if
-    only the parent's thread that started this process ends. SIGINT and SIGTERM are ignored: a scheduler sends them to
-    all processes of a job, and the run handles them.
+    A thread polls whether the parent still exists. The kernel's parent-death signal is not used, since it is also sent
+    if only the parent's thread that started this process ends. SIGINT and SIGTERM are ignored, since a scheduler sends
+    them to all processes of a job, and the run handles them.
     """
     watch_parent(int(sys.argv[1]))
     for number in (signal.SIGINT, signal.SIGTERM):

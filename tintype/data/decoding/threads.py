@@ -22,7 +22,7 @@ _sharing = 1
 
 
 def usual_threads() -> int:
-    """Return the number of threads for this process. It depends on the other ranks and runs on the machine."""
+    """Return the number of threads for this process. The number depends on the other ranks and runs on the machine."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return min(_MOST_THREADS, max(1, cores() // (ranks * _sharing)))
 

@@ -1,8 +1,9 @@
-"""Importers read foreign image formats into a store: one module for each format.
+"""Importers read foreign image formats into a store. There is one module for each format.
 
 To add an importer, write a module with a function `open_…(path, reading)` and add the function to `_IMPORTERS`. The
 function returns an `Importer`, or None if the path has another format. A plugin lists its functions in `IMPORTERS`. An
-importer must not read images with more bytes than `reading` allows. It must not follow links out of the folder.
+importer must not read images with more bytes than `reading` allows. An importer must not follow links out of the
+folder.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class Sample:
     members: dict[str, Member] = field(default_factory=dict)
     """The image and its sidecar files.
 
-    Keys are the rest of the file name after the stem: `png`, `txt`, `short.txt`, `json`.
+    Keys are the rest of the file name after the stem, such as `png`, `txt`, `short.txt` and `json`.
     """
     known: dict[str, str | None] = field(default_factory=dict)
     """Values of columns that do not come from sidecar files."""

@@ -11,11 +11,14 @@ from tintype.data.image_file import LIMITS, Limits
 from tintype.wording import option
 
 FOLDER = "folder"
-"""A column of many importers. It has the first folder on the path to an image, or the name of the image's split."""
+"""Name of a column that many importers have.
+
+The column has the first folder on the path to an image, or the name of the image's split.
+"""
 MOST_TEXT_BYTES = 1 << 22
 """Maximum bytes of a caption, or of a JSON object in a sidecar file."""
 MOST_TABLE_BYTES = 1 << 30
-"""Maximum bytes of a metadata file or an index. Such a file is read into memory as a whole."""
+"""Maximum bytes of a metadata file or an index. Metadata files and indices are read into memory as a whole."""
 Kinds = Mapping[str, Collection[str]]
 """Columns, each with the kinds of its values."""
 
@@ -32,7 +35,7 @@ class Listed:
 
 @dataclass(frozen=True)
 class Reading:
-    """How to read a source: limits, links and format."""
+    """Limits, links and format that apply to reading a source."""
 
     limits: Limits = LIMITS
     follow_links: bool = False
@@ -51,7 +54,7 @@ class Item:
     """File or row from which the item was read."""
     content: bytes | None = None
     values: Mapping[str, object] = field(default_factory=dict)
-    """Values of the requested columns: texts, numbers, booleans, None, or other JSON values."""
+    """Values of the requested columns, which are texts, numbers, booleans, None, or other JSON values."""
     problem: str = ""
 
 
@@ -80,11 +83,11 @@ class Importer(ABC):
         """
         self.count = count
         self.usual_captions = usual_captions(self.columns) if usual is None else usual
-        """Kinds of captions and their columns. They are used if the user names no columns."""
+        """Kinds of captions and their columns. These kinds are used if the user names no columns."""
 
     @property
     def no_captions(self) -> str:
-        """Return an error text for the case that `usual_captions` is empty. It has the reason and the fix."""
+        """Return an error text for the case that `usual_captions` is empty, with the reason and the fix."""
         there = ", ".join(self.columns) or "no column of text"
         return (
             f"none of its columns is known for captions; say which: {option('caption', 'long=COLUMN')}. It has {there}"

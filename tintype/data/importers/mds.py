@@ -1,9 +1,10 @@
 """MDS shards, as MosaicML's streaming writes them: `index.json` and `shard.00000.mds`, …
 
-A shard starts with the number of samples as a uint32. Then come uint32 offsets from the start of the file, one for each
-sample and one for the end. Then come the writer's metadata and the samples. A sample starts with a uint32 size for each
-column without a fixed size. Then come the columns' bytes, in the order of the index. Shards of several splits may lie
-in separate folders; the column `folder` holds the folder's name. Pickled columns are never read.
+A shard starts with the number of samples as a uint32. The number is followed by uint32 offsets from the start of the
+file, one for each sample and one for the end. The offsets are followed by the writer's metadata and the samples. A
+sample starts with a uint32 size for each column without a fixed size. These sizes are followed by the columns' bytes,
+in the order of the index. Shards of several splits may lie in separate folders; the column `folder` holds the folder's
+name. Pickled columns are never read.
 """
 
 from __future__ import annotations
@@ -207,7 +208,7 @@ def _open(place: _Place) -> io.BufferedIOBase:
 
 
 def _most_bytes(encodings: Mapping[str, str], image: str, limits: Limits) -> int:
-    """Return the maximum bytes of a sample: its image, which may be raw pixels, and its other columns."""
+    """Return the maximum bytes of a sample, which has an image (possibly as raw pixels) and other columns."""
     raw_bytes = limits.pixels * max(depth for depth, _ in _RAW_MODES.values())
     return (raw_bytes if encodings[image] == "pil" else limits.bytes) + len(encodings) * MOST_TEXT_BYTES
 

@@ -1,6 +1,6 @@
 """Parquet files with a column `image`.
 
-Its values are bytes, or structs with `bytes` and `path` as in Hugging Face data sets.
+The column's values are bytes, or structs with `bytes` and `path` as in Hugging Face data sets.
 """
 
 from __future__ import annotations

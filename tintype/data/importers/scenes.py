@@ -1,4 +1,5 @@
-"""The embedded scenes as an import source: `scenes`, or with settings `scenes:count=1000,style=photo,size_px=64`.
+"""The embedded scenes as an import source, called `scenes`, or with settings
+`scenes:count=1000,style=photo,size_px=64`.
 
 The training scenes are followed by held-out scenes, which are a tenth as many. The column `split` has each scene's
 split. Attributes can be `style`, `light`, `sky`, `ground` and the number of `objects`.
@@ -41,7 +42,7 @@ class ScenesImporter(Importer):
 
     @property
     def fingerprint(self) -> list[list[str | int]]:
-        """Return the settings. They define the scenes, and there are no files."""
+        """Return the settings, which define the scenes, since there are no files."""
         return [[key, str(value)] for key, value in plain(self._settings).items()]
 
     def items(self, columns: Collection[str], first: int) -> Iterator[Item]:

@@ -33,7 +33,7 @@ class Table:
 Rows: TypeAlias = Callable[[Table, Sequence[str], int, int], Iterator[tuple[int, dict[str, object]]]]
 """Function that yields (row number, values) of a table.
 
-It gets the columns, a limit of bytes per value, and the first row. Texts are yielded as bytes.
+The function gets the columns, a limit of bytes per value, and the first row. Texts are yielded as bytes.
 """
 
 

@@ -1,14 +1,14 @@
-"""The settings of a mixture: named sources, their shares, and the source that a run is scored against.
+"""The settings of a mixture are named sources, their shares, and the source that a run is scored against.
 
-The shares alone determine how many images of each source a batch has. These numbers are the shares times the batch
-size, rounded; later batches make up for the rounding.
+The shares alone determine how many images of each source a batch has. A source's number of images is its share times
+the batch size, rounded; later batches compensate for the rounding.
 
 Sources are counted in the order of their names. For the first source, the number of images up to a step is the rounded
 sum of its shares of all batches so far. For the second source, this number is the rounded sum of its shares of the
-images that the first source left. The other sources follow in the same way. Each term lies between zero and the number
-of images left, so a count never decreases. With a share of 0, a source gives no images, and with a share of 1 it gives
-all images. With two sources, each count differs by at most half an image from the exact sum of shares. Each further
-source adds at most one image to this difference.
+images that the first source left. The numbers of the other sources are computed in the same way. Each term lies between
+zero and the number of images left, so a count never decreases. With a share of 0, a source gives no images, and with a
+share of 1 it gives all images. With two sources, each count differs by at most half an image from the exact sum of
+shares. Each further source adds at most one image to this difference.
 
 The sums use integers, so they are equal on all machines and in runs of any length.
 
@@ -159,7 +159,7 @@ class MixtureSettings(DataPart):
 
     @property
     def read(self) -> tuple[str, ...]:
-        """Sorted names of the sources that training reads. Their order in the plan does not matter."""
+        """Sorted names of the sources that training reads. The order of the sources in the plan does not matter."""
         return tuple(sorted(name for name, source in self.sources.items() if source.read))
 
     @property

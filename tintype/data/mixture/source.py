@@ -78,7 +78,7 @@ def identity_of_parts(known: Mapping[str, str | None]) -> str | None:
 def identities(source: ImageSource) -> dict[str, str | None]:
     """Return the identities that a run records.
 
-    These are the identity of the data and, for a mixture, the identity of each source.
+    A run records the identity of its data and, for a mixture, the identity of each source.
     """
     parts = source.parts if isinstance(source, MixtureSource) else {}
     return {"data": source.identity, **{f"data/{name}": part.identity for name, part in parts.items()}}
@@ -158,7 +158,8 @@ class Mixed:
 
 
 def _dealt(before_SN: Tensor, slot_SB: Tensor) -> tuple[Tensor, Tensor]:
-    """Return, for each position of each batch, its source and the image's number within the source: int64 [S, B] twice.
+    """Return, for each position of each batch, its source and the image's number within the source, each as int64 [S,
+    B].
 
     `before_SN` has the number of images of each source before each of these steps and after the last step. `slot_SB` is
     the permutation of each batch. The first slots go to the first source, the next slots to the second source, and so

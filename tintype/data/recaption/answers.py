@@ -1,7 +1,7 @@
 """Turn a model's answer into a caption, or into the reason why it cannot be a caption.
 
-docs/data.md lists the rules. An answer is untrusted. Its length is checked first, and every rule takes time linear in
-the length.
+docs/data.md lists the rules. An answer is untrusted. The length of an answer is checked first, and every rule takes
+time linear in this length.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def clean(answer: str) -> str:
 def _without_emphasis(line: str) -> str:
     """Remove pairs of emphasis marks around words.
 
-    The first mark has no space after it, and the second has none before it.
+    The first mark of a pair has no space after it, and the second mark has no space before it.
     """
     closings = {mark: _closings(line, mark) for mark in _EMPHASIS if mark in line}
     if not closings:
@@ -151,7 +151,7 @@ _REFUSAL = re.compile(
 def is_refusal(text: str) -> bool:
     """Return whether the text begins like a refusal.
 
-    A caption can quote such words: a sign that says “Sorry, we are closed”.
+    A caption that quotes such words is not a refusal, for example: a sign that says “Sorry, we are closed”.
     """
     return _REFUSAL.match(text) is not None
 

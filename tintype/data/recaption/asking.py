@@ -58,7 +58,7 @@ A reply can cause a later question.
 class Captioner(Protocol):
     @property
     def where(self) -> str:
-        """Where the model runs: its URL or its device. The answers do not depend on it."""
+        """The URL or the device of the model. The answers do not depend on the URL or device."""
 
     def identity(self) -> dict[str, str]:
         """Return the model, and all settings on which the captioner's answers depend."""

@@ -31,7 +31,7 @@ Count = Annotated[int, Field(ge=0, le=MOST_TOKENS**2)]
 
 
 class Entry(BaseModel, frozen=True, extra="forbid", strict=True):
-    """The outcome for one image: its caption, or the reason why it has none."""
+    """The outcome for one image, which is a caption, or the reason why there is none."""
 
     key: str
     """The SHA-256 of the image's bytes."""
@@ -77,7 +77,7 @@ class Journal:
 def open_journal(path: Path, settings: Mapping[str, Json], anew: bool) -> Iterator[Journal]:
     """Open the journal for these settings.
 
-    It contains the entries of earlier attempts. Refuse a journal with other settings.
+    The journal contains the entries of earlier attempts. Refuse a journal with other settings.
     """
     if anew:
         path.unlink(missing_ok=True)

@@ -106,7 +106,9 @@ class Local(Captioner):
 
     @cached_property
     def _version(self) -> dict[str, str]:
-        """Return the version of the weights: the hash of a folder's files, or the commit on the Hugging Face hub."""
+        """Return the version of the weights, which is the hash of a folder's files, or the commit on the Hugging Face
+        hub.
+        """
         folder = self.checkpoint.folder
         if folder is None and self.checkpoint.revision is None:
             raise UserError(
@@ -146,7 +148,8 @@ class Local(Captioner):
 
 
 class _Dice:
-    """Sample tokens with the Gumbel-max trick: the argmax of logits / temperature + noise is a sample of the softmax.
+    """Sample tokens with the Gumbel-max trick, where the argmax of logits / temperature + noise is a sample of the
+    softmax.
 
     The noise is a function of the seed, the image, the attempt and the position in the answer. So the tokens sampled
     for an image do not depend on the other images of its batch. At temperature 0, decoding is greedy.

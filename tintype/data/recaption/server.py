@@ -1,4 +1,4 @@
-"""Send questions to a server with OpenAI's chat completions API: vLLM, llama.cpp, Ollama, or an online service.
+"""Send questions to a server with OpenAI's chat completions API, such as vLLM, llama.cpp, Ollama, or an online service.
 
 The server is untrusted. The size and time of its answers are limited, and control characters are removed from its
 messages. Redirects are refused, so that no other server gets the API key.
@@ -33,7 +33,10 @@ from tintype.wording import again, option
 
 KEY_VARIABLE = "TINTYPE_API_KEY"
 _MOST_BYTES = 4 << 20
-"""Maximum bytes of a response. This is fifty times the size of a caption with 20,000 characters, including its JSON."""
+"""Maximum bytes of a response.
+
+The limit is fifty times the size of a caption with 20,000 characters, including its JSON.
+"""
 _MOST_WAIT_S = 600.0
 """Longest accepted `Retry-After` in seconds."""
 _LONGEST_WAIT = 100
@@ -263,7 +266,7 @@ class Server(Captioner):
         raise UserError(f"the server at {self.place.url} refuses the question (status {status}): {said}")
 
     def _said(self, content: bytes) -> str:
-        """Return the server's error message. If it contains the API key, the key is removed."""
+        """Return the server's error message. If the message contains the API key, the key is removed."""
         try:
             found = json.loads(content)
             error = found.get("error", found)

@@ -46,7 +46,7 @@ class Task:
     only_empty: str | None = None
     """A kind of caption.
 
-    Only images without a caption of this kind are asked about. All other images keep their caption.
+    The model gets questions only about images without a caption of this kind. All other images keep their caption.
     """
     limit: int | None = None
     """Maximum number of images, for a trial. The column is added only when all images have answers."""

@@ -98,7 +98,10 @@ def long_caption(scene: Scene, variant: int) -> str:
 
 
 def short_caption(scene: Scene, variant: int) -> str:
-    """Return a short caption. It has the colour and shape of the first two objects, and the number of the others."""
+    """Return a short caption.
+
+    A short caption has the colour and shape of the first two objects, and the number of the others.
+    """
     named = [_with_article(object_name(thing)) for thing in scene.objects[:SHORT_NAMES_OBJECTS]]
     others = len(scene.objects) - len(named)
     if others:

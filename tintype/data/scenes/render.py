@@ -108,7 +108,7 @@ def render(
 
 
 def object_centres(seed: int, index_B: Tensor) -> Tensor:
-    """Return the centre of an object at each position: (x, y) as fractions of the width, float32 [B, P, 2]."""
+    """Return the centre of an object at each position, as float32 [B, P, 2]. It is (x, y) as fractions of the width."""
     centre_P2 = _table([POSITION_XY[position] for position in POSITIONS], index_B)
     jitter_BP2 = rng.uniform(seed, "render/centre", index_B, (len(POSITIONS), 2))
     return centre_P2 + (2.0 * jitter_BP2 - 1.0) * _CENTRE_JITTER
@@ -235,7 +235,10 @@ def _dots(x_NPP: Tensor, y_NPP: Tensor, phase_N2: Tensor, edge_NPP: Tensor) -> T
 
 
 def _object_layers(objects: _Objects, x_NPP: Tensor, y_NPP: Tensor, pixel: float) -> Tensor:
-    """Return three layers for every object: colour times coverage, coverage, and shadow, as float32 [N, 5, P, P]."""
+    """Return the layers of every object as float32 [N, 5, P, P].
+
+    The layers are colour times coverage, coverage, and shadow.
+    """
     radius_NPP = _pp(objects.radius_N)
     x_NPP, y_NPP = x_NPP - _pp(objects.centre_N2[:, 0]), y_NPP - _pp(objects.centre_N2[:, 1])
     x_NPP, y_NPP = _turn(x_NPP / radius_NPP, y_NPP / radius_NPP, objects.tilt_N2)
@@ -270,7 +273,7 @@ def _shading(objects: _Objects, distance_NPP: Tensor, facing_NPP: Tensor) -> tup
 
 
 def _shadow(objects: _Objects, x_NPP: Tensor, y_NPP: Tensor, light_x_NPP: Tensor, light_y_NPP: Tensor) -> Tensor:
-    """Return the shadow. It is the object's outline, moved away from the light, with a soft edge."""
+    """Return the shadow. A shadow is the object's outline, moved away from the light, with a soft edge."""
     reach_NPP = _pp(objects.look["shadow_reach"] / objects.radius_N)
     distance_NPP = _distance(objects, x_NPP + reach_NPP * light_x_NPP, y_NPP + reach_NPP * light_y_NPP)
     softness_NPP = _pp(objects.look["shadow_softness"] / objects.radius_N)
@@ -278,7 +281,7 @@ def _shadow(objects: _Objects, x_NPP: Tensor, y_NPP: Tensor, light_x_NPP: Tensor
 
 
 def _place_layers(objects: _Objects, scenes: int, size_px: int, patch_half: float) -> Tensor:
-    """Return, for each scene, the sum of its objects' layers on the whole image: float32 [B, 5, H, W]."""
+    """Return, for each scene, the sum of its objects' layers on the whole image, as float32 [B, 5, H, W]."""
     patch_px = min(size_px, math.ceil(2 * patch_half * size_px) + 1)
     corner_N2 = (objects.centre_N2 * size_px - patch_px / 2).floor().to(torch.int64).clamp(0, size_px - patch_px)
     step_P = torch.arange(patch_px, device=corner_N2.device)
@@ -298,7 +301,7 @@ def _place_layers(objects: _Objects, scenes: int, size_px: int, patch_half: floa
 def _backdrop(batch: SceneBatch, size_px: int, seed: int, index_B: Tensor, look: dict[str, Tensor]) -> Tensor:
     """Draw the sky and the ground as float32 [B, 3, H, W].
 
-    They meet at a slightly curved line, and are brighter towards the light.
+    Sky and ground meet at a slightly curved line, and are brighter towards the light.
     """
     sky_BC11 = _numbers("sky", _BACKGROUND_RGB, batch.sky_B)[:, :, None, None]
     ground_BC11 = _numbers("ground", _BACKGROUND_RGB, batch.ground_B)[:, :, None, None]
@@ -319,7 +322,7 @@ def _backdrop(batch: SceneBatch, size_px: int, seed: int, index_B: Tensor, look:
 def _value_noise(seed: int, stream: str, index_B: Tensor, cells: int, size_px: int) -> Tensor:
     """Draw bell-shaped noise in about [-1, 1] as float32 [B, H, W].
 
-    It is interpolated from a lattice of `cells` per side.
+    The noise is interpolated from a lattice of `cells` per side.
     """
     side = cells + 1
     drawn = rng.bits(seed, stream, index_B, side * side)
@@ -333,7 +336,7 @@ def _value_noise(seed: int, stream: str, index_B: Tensor, cells: int, size_px: i
 
 
 def _develop(image_BCHW: Tensor, seed: int, index_B: Tensor, look: dict[str, Tensor]) -> Tensor:
-    """Add effects of lens and film to each image: uneven light, grain, vignette, exposure and tint."""
+    """Add effects of lens and film, namely uneven light, grain, vignette, exposure and tint, to each image."""
     size_px = image_BCHW.shape[-1]
     mottle_BHW = _value_noise(seed, "render/mottle", index_B, _MOTTLE_CELLS, size_px) * _pp(look["mottle"])
     grain_BHW = _value_noise(seed, "render/film", index_B, _GRAIN_CELLS, size_px) * _pp(look["grain"])

@@ -2,7 +2,7 @@
 
 A `Scene` holds words; captions, files and scores use it. A `SceneBatch` holds the same attributes as indices into the
 vocabularies, with one row per scene and one column per position. The renderer and the encoder use `SceneBatch`, since
-they process thousands of scenes at once. Both forms are pure functions of (seed, index).
+they process thousands of scenes at once. `Scene` and `SceneBatch` are pure functions of (seed, index).
 
 B: scenes. P: positions. N: (colour, shape) pairs.
 """
@@ -115,7 +115,7 @@ class SceneBatch:
 
     @staticmethod
     def from_scenes(scenes: Sequence[Scene]) -> SceneBatch:
-        """Return scenes as a batch on the CPU. This is the inverse of `to_scenes`."""
+        """Return scenes as a batch on the CPU. The method is the inverse of `to_scenes`."""
         of_objects = {
             f"{name}_BP": torch.tensor([_object_row(scene, name, words) for scene in scenes], dtype=torch.int64)
             for name, words in OBJECT_VOCABULARY.items()

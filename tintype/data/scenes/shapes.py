@@ -1,6 +1,8 @@
-"""Signed distances of the six shapes, in units of the object's radius. They are negative inside and grow outwards.
+"""Signed distances of the six shapes, in units of the object's radius.
 
-The formulas only use additions, products, quotients, square roots and comparisons. These operations round in the same
+Distances are negative inside a shape and grow outwards.
+
+The formulas only use additions, products, quotients, square roots and comparisons. Such operations round in the same
 way in every code path of every device. So a scene has the same bytes alone and in a batch. The formulas follow Quilez,
 "2D distance functions" (iquilezles.org).
 

@@ -1,4 +1,7 @@
-"""The embedded scenes as the data of a plan: their settings, and the source of images and records by id."""
+"""The embedded scenes as the data of a plan.
+
+This module has their settings, and the source of images and records by id.
+"""
 
 from __future__ import annotations
 
@@ -181,7 +184,10 @@ class SceneSource:
     """
 
     identity = None
-    """None, since the settings define the scenes. A change of the renderer changes the images but not the identity."""
+    """The identity is None, since the settings define the scenes.
+
+    A change of the renderer changes the images but not the identity.
+    """
     columns = frozenset({"long", "short"})
 
     def __init__(self, settings: ScenesSettings, split: Split, device: torch.device) -> None:

@@ -1,9 +1,9 @@
 """Tuning: the tokenizer's autoencoder is trained with the denoiser (REPA-E, arXiv 2504.10483).
 
 The tuning uses the usual losses of an autoencoder, and an alignment loss. The alignment loss compares the denoiser's
-tokens with a teacher's tokens. Its gradient reaches the autoencoder through a frozen denoiser and the latents. The
-autoencoder gets no gradient from the denoiser's own losses. This file has the settings, and a loss term that trains the
-projector if no other term trains it. The training step is in `repa_e.training`.
+tokens with a teacher's tokens. The gradient of the alignment loss reaches the autoencoder through a frozen denoiser and
+the latents. The autoencoder gets no gradient from the denoiser's own losses. This file has the settings, and a loss
+term that trains the projector if no other term trains it. The training step is in `repa_e.training`.
 
 B: samples. K: kept tokens. D: width of the denoiser. T: width of the teacher.
 """
@@ -45,7 +45,7 @@ class TuningPerceptual(PerceptualSettings):
 class TuningDiscriminator(DiscriminatorSettings):
     """Settings of a discriminator for reconstructions.
 
-    It is trained together with the autoencoder, and is off by default.
+    The discriminator is trained together with the autoencoder, and is off by default.
     """
 
     lr: float = Field(
@@ -56,8 +56,8 @@ class TuningDiscriminator(DiscriminatorSettings):
 class TuningOptions(RepaOptions):
     """Options of the tuning.
 
-    The weights are those of the paper, except the discriminator's weight. It is 0 by default, and 0.1 in the paper
-    (`adversarial.weight: 0.1`).
+    The weights are those of the paper, except the discriminator's weight. The discriminator's weight is 0 by default,
+    and 0.1 in the paper (`adversarial.weight: 0.1`).
     """
 
     weight: float = Field(1.5, gt=0, description="Weight of the alignment in the autoencoder's loss")
@@ -173,7 +173,7 @@ class ProbeSettings(AlignmentPart, RepaOptions):
 
 
 class ProbeTerm(AlignmentTerm):
-    """Loss term that trains only its projector. It reads detached tokens, so it does not align the denoiser."""
+    """Loss term that trains only its projector. The term reads detached tokens, so it does not align the denoiser."""
 
     def loss(self, inputs: LossInputs) -> Tensor:
         features = {block: token_BKD.detach() for block, token_BKD in inputs.output.features.items()}

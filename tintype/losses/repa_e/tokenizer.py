@@ -1,6 +1,6 @@
 """A tokenizer whose autoencoder is trained with the denoiser, followed by a batch norm of its latents.
 
-As in REPA-E (arXiv 2504.10483), the norm has no affine parameters and uses the batches of all ranks. Its running
+As in REPA-E (arXiv 2504.10483), the norm has no affine parameters and uses the batches of all ranks. The norm's running
 statistics are part of the model. Differs: the inverse of the norm divides by 1 / √(variance + eps). The authors' code
 omits eps in the inverse.
 
@@ -30,8 +30,8 @@ _LEAST_STD = 1e-3
 class LatentNorm(nn.Module):
     """torch's batch norm without affine parameters.
 
-    It normalises by the biased variance, and its running variance is unbiased. Statistics are summed in float64 over
-    the batches of all ranks, and have no gradient.
+    The norm divides by the root of the biased variance, but its running variance is unbiased. Statistics are summed in
+    float64 over the batches of all ranks, and have no gradient.
     """
 
     running_mean: Tensor
@@ -92,8 +92,8 @@ class LatentNorm(nn.Module):
 class TunedTokenizer(nn.Module):
     """A trained tokenizer outside of training.
 
-    It encodes to the posterior's mean, normalised by the running statistics. `identity` is the identity of the weights
-    with which the tuning began.
+    The tokenizer encodes to the posterior's mean, normalised by the running statistics. `identity` is the identity of
+    the weights with which the tuning began.
     """
 
     arithmetic = "fp32, mean of the posterior"
@@ -122,7 +122,7 @@ class TunedTokenizer(nn.Module):
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Compute as in training: in the plan's fp32 or bf16, with deterministic backward passes.
+        """Compute as in training, in the plan's fp32 or bf16 and with deterministic backward passes.
 
         With bf16, convolutions that stay in fp32 (such as those of LPIPS) may be rounded to TF32, which has more bits
         than bf16.
@@ -153,7 +153,7 @@ class TunedTokenizer(nn.Module):
         return to_bytes(self.decode_float(z_BCHW)).contiguous()
 
     def decode_float(self, z_BCHW: Tensor) -> Tensor:
-        """Return the decoded image before it is rounded to bytes. Its values are approximately in [-1, 1]."""
+        """Return the decoded image before it is rounded to bytes. The image's values are approximately in [-1, 1]."""
         height, width = (side * self.stride_px for side in z_BCHW.shape[2:])
         with frozen_arithmetic(self.device):
             raw_BCHW = self.norm.undo(z_BCHW.float())

@@ -1,6 +1,6 @@
 """The training step of the autoencoder, for a tokenizer that is trained together with the denoiser.
 
-This step comes before the denoiser's step and has its own backward pass, which reaches only the autoencoder; all other
+The autoencoder's step comes before the denoiser's step. Its own backward pass reaches only the autoencoder; all other
 weights are frozen. If there is a discriminator, it then learns from the same images, in a backward pass that reaches
 only the discriminator. The denoiser gets the same latents, but detached, with the same t and the same noise. All
 weights are updated together, at the end of the step. The discriminator's images are made before the autoencoder's
@@ -182,7 +182,10 @@ class RepaEStep:
             torch.autograd.backward([loss * (self._loss_scale / self._accumulate)], [backward_start(loss)])
 
     def alignment(self, batch: JointBatch, x_BCHW: Tensor) -> Tensor:
-        """Return each sample's alignment loss. It is computed through the denoiser, with the step's t and noise."""
+        """Return each sample's alignment loss.
+
+        The loss is computed through the denoiser, with the step's t and noise.
+        """
         training = self._training
         with self._host.compute():
             tapped = self._host.tap(x_BCHW, batch, training.alignment.taps)

@@ -5,8 +5,8 @@ combines the kernels to one autograd function. Numbers are read and written in t
 in training, and are computed in fp32. Every sum is computed by one program in a fixed order, so the same inputs give
 the same bits.
 
-Other packages import only `block` and `modulated_norm`, and only if `why_plain` or `why_no_kernels` returns ''. This is
-necessary since not every system has Triton.
+Other packages import only `block` and `modulated_norm`, and only if `why_plain` or `why_no_kernels` returns ''. These
+checks are necessary, since not every system has Triton.
 """
 
 from __future__ import annotations

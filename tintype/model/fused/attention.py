@@ -1,7 +1,7 @@
 """Attention of image queries to the image's keys and to the unpadded keys of its text, without a mask.
 
 The plain form is softmax(q [k, text k]ᵀ / √E) [v, text v], in which the text's padding is masked. Scores and sums are
-fp32. The texts of all samples are packed: sample b has `length[b]` rows, beginning at row `first[b]`.
+fp32. The texts of all samples are packed, and sample b has `length[b]` rows, beginning at row `first[b]`.
 
 B: samples, L: image tokens of a sample, H: heads, E: head size, D = H E, N: text tokens of all samples.
 """
@@ -26,7 +26,7 @@ LONG = 2048
 With fewer tokens, the check costs more time than it saves.
 """
 FORWARD, FORWARD_BOUNDED, BACK_KEYS, BACK_QUERIES = (64, 64, 4, 3), (128, 64, 8, 3), (64, 64, 4, 4), (64, 64, 4, 3)
-"""Queries per tile, keys per tile, warps and stages. They were measured on an H200 with heads of 64 numbers."""
+"""Queries per tile, keys per tile, warps and stages. These values were measured on an H200 with heads of 64 numbers."""
 _WIDE, _STAGES_WIDE = 128, 2
 """The wide head size, and its number of stages. With more stages, its tiles exceed the shared memory of an RTX GPU."""
 
@@ -35,7 +35,7 @@ _WIDE, _STAGES_WIDE = 128, 2
 def _pair_and_tile(tiles):
     """Return the (sample, head) index and the tile of a program.
 
-    One grid dimension is used for both, since only the first one can be large.
+    The grid has one dimension, since only the first dimension of a grid can be large.
     """
     program = tl.program_id(0)
     return (program // tiles).to(tl.int64), program % tiles

@@ -1,4 +1,4 @@
-"""A denoiser block as one autograd function. Its plain form is `model.transformer.Block.forward`.
+"""A denoiser block as one autograd function. The block's plain form is `model.transformer.Block.forward`.
 
 B: samples, L: image tokens, R = B L: rows, D: width, F: inner width of the MLP, N: text tokens of all samples.
 """
@@ -131,7 +131,7 @@ class FusedBlock:
         return _forward(token_BLD, key_value.key_ND, key_value.value_ND, six_B6D, self.parameters, setting)[0]
 
     def _modulate(self, vector_BD: Tensor) -> Tensor:
-        """Return shifts, scales and gates: [B, 6 D]."""
+        """Return shifts, scales and gates as [B, 6 D]."""
         if self.weights.modulation is None:
             six_B6D: Tensor = self._modulation(vector_BD)
             return six_B6D

@@ -1,6 +1,6 @@
-"""The gated activation of the MLP. Its plain form is gelu(gate, approximate="tanh") * up.
+"""The gated activation of the MLP. The activation's plain form is gelu(gate, approximate="tanh") * up.
 
-R: rows (tokens), F: inner width of the MLP. Gate and up are concatenated: [R, 2 F].
+R: rows (tokens), F: inner width of the MLP. Gate and up are concatenated to [R, 2 F].
 """
 
 from __future__ import annotations

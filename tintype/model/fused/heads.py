@@ -1,6 +1,6 @@
 """RMSNorm of each head, followed by rotation.
 
-It is applied to the image's queries and keys, and without rotation to the text's keys. The plain form is
+Queries and keys of the image get norm and rotation. The text's keys get only the norm. The plain form is
 rotate(rms_norm(x, weight), table) of `model.layers`.
 
 R: rows (tokens), H: heads, E: head size, D = H E. Numbers 2 i and 2 i + 1 of a head are rotated as a pair.
@@ -21,7 +21,7 @@ For a wide model, a program of the forward pass has one token.
 _NARROW = 1024
 """Below this width, a program processes the same token of several samples.
 
-It then loads the token's angles only once.
+The program then loads the token's angles only once.
 """
 
 
@@ -61,7 +61,7 @@ def _angles(table, of_sample, token, HALF: tl.constexpr):
 def _rows(tokens, T: tl.constexpr, SHARED: tl.constexpr):
     """Return a program's first row, and the stride of its rows.
 
-    Its rows are one token of T samples, or T consecutive rows.
+    The program's rows are one token of T samples, or T consecutive rows.
     """
     program = tl.program_id(0).to(tl.int64)
     if SHARED:
@@ -136,7 +136,7 @@ def _heads_back(d_out, x, first, second, table, d_x, sums, rows, tokens, heads, 
 
 
 def norm_heads(x_RP: Tensor, weights: tuple[Tensor, ...], heads: int, tokens: int, table: Tensor | None) -> Tensor:
-    """Apply norm and rotation to the first parts of the packed projections: [parts, R, D].
+    """Return the first parts of the packed projections after norm and rotation, as [parts, R, D].
 
     Each weight belongs to one part.
     """
@@ -175,7 +175,7 @@ def norm_heads_back(
 def _shares_angles(width: int, table: Tensor | None) -> bool:
     """Return whether a program processes one token of several samples.
 
-    This requires that all samples share one table.
+    For such programs, all samples must share one table.
     """
     return width < _NARROW and table is not None and len(table) == 1
 

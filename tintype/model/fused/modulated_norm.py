@@ -1,4 +1,4 @@
-"""A modulated norm as one autograd function. Its plain form is `model.layers.FinalLayer.modulated`.
+"""A modulated norm as one autograd function. The norm's plain form is `model.layers.FinalLayer.modulated`.
 
 B: samples, L: tokens, D: width.
 """

@@ -255,7 +255,7 @@ def _put_sums(sums: Tensor, d_six: Tensor, shift: int, gate: int) -> None:
 def _chunks(batch: int, tokens: int, programs: int) -> tuple[int, int]:
     """Return the number of tokens per program, and the number of programs per sample.
 
-    There are at least `programs` programs if possible.
+    The tokens per program are chosen such that there are at least `programs` programs, if possible.
     """
     per = 64
     while per > 4 and batch * triton.cdiv(tokens, per) < programs:

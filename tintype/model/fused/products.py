@@ -47,7 +47,7 @@ def quantised(x_RC: Tensor, kind: torch.dtype) -> Operand:
 
 
 class Weight:
-    """One or several stacked parameters, cast for the products. They are cast once per step, not once per batch.
+    """One or several stacked parameters, cast for the products. Parameters are cast once per step, not once per batch.
 
     The copies keep their memory addresses, so that a captured graph reads new casts.
     """
@@ -110,7 +110,7 @@ def input_gradient(d: Operand, weight: Weight) -> Tensor:
 def _scaled_product(x: Operand, right_CK: Tensor, scale_C: Tensor, fast: bool) -> Tensor:
     """Return a product of FP8 operands.
 
-    With `fast`, sums use fewer bits. This is accurate enough for forward products, but not for gradients.
+    With `fast`, sums use fewer bits. Fewer bits are accurate enough for forward products, but not for gradients.
     """
     return torch._scaled_mm(
         x.values_RC,

@@ -1,8 +1,8 @@
 """FP8 with one scale per row.
 
-The kernel that writes a row computes its scale. This needs no second pass and no state between steps. A scale is a
-power of two. So FP8 numbers can be rescaled without rounding, except the smallest numbers. The gradient of a weight
-sums over rows, so `transpose` converts all rows to a common scale.
+The kernel that writes a row computes its scale. FP8 thus needs no second pass over a row, and no state between steps. A
+scale is a power of two. So FP8 numbers can be rescaled without rounding, except the smallest numbers. The gradient of a
+weight sums over rows, so `transpose` converts all rows to a common scale.
 
 R: rows, C: columns.
 """
@@ -76,7 +76,7 @@ def _transpose(x, factor, out, rows, columns, filled, SCALED: tl.constexpr, ROWS
 
 
 def new_transposed(x_RC: Tensor) -> Tensor:
-    """Return an empty transposed matrix. Its columns are padded to a number that FP8 products support."""
+    """Return an empty transposed matrix. The matrix's columns are padded to a number that FP8 products support."""
     rows, columns = x_RC.shape
     return x_RC.new_empty(columns, triton.cdiv(rows, FP8_MULTIPLE) * FP8_MULTIPLE)
 
