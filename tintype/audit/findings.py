@@ -377,7 +377,7 @@ _CHECKS: tuple[Callable[[Seen], Iterator[Finding]], ...] = (
 
 
 def share_of(tallies: Iterable[Tally]) -> float | None:
-    """Return the lost share of several tallies together."""
+    """Return the share of lost numbers over several tallies."""
     counted = list(tallies)
     return Tally(sum(tally.due for tally in counted), sum(tally.lost for tally in counted)).share
 

@@ -70,7 +70,7 @@ class Updates(Tally):
     gone_squared: float = 0.0
     wanted_squared: float = 0.0
     compensated: bool = False
-    """Whether the rounding error is stored in a separate tensor. Such a weight counts as moved."""
+    """Whether the rounding error is stored in a separate tensor. A weight with such a tensor counts as moved."""
 
     @property
     def cosine(self) -> float | None:

@@ -156,7 +156,9 @@ def expected_seconds(study: Study, counted: Mapping[str, PlanCost] = MappingProx
 
 
 def _bound(study: Study, costs: Mapping[str, PlanCost | None], baseline: PlanCost) -> Measured:
-    """Return a lower bound on the seconds: the operations divided by the peak speed of matrix products."""
+    """Return a lower bound on the seconds, which is the number of operations divided by the peak speed of matrix
+    products.
+    """
     plan = study.arms[0].plans[0]
     with cpu_threads(plan.run.device, plan.run.threads):
         rate = matmul_flop_per_s(torch.device("cpu"), torch.float32)

@@ -442,7 +442,7 @@ def _cause(problem: ErrorDetails, model: type[Settings], document: Document, res
 def _path_in_data(loc: KeyPath, data: object, ends_with_key: bool) -> KeyPath:
     """Remove the union tags from a pydantic path. The user did not write these tags.
 
-    A tag can equal the name of a key: for example, the kind `column` has a key `column`. So the path ends at a key with
+    A tag can equal the name of a key. For example, the kind `column` has a key `column`. So the path ends at a key with
     a plain value. As an exception, a tag follows a value that is only the name of a kind (`teacher: vgg16`). With
     `ends_with_key`, the path's last element is a key even if the data lacks it. Either the data lacks this key, or
     pydantic spells the key differently.

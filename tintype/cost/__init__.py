@@ -1,1 +1,1 @@
-"""Cost of a plan before it is trained: parameters, operations, peak memory, and time on GPUs."""
+"""Estimate the cost of a plan before it is trained, as parameters, operations, peak memory, and time on GPUs."""

@@ -1,4 +1,4 @@
-"""Cost of a plan before it is trained: parameters, operations, memory, and time on GPUs.
+"""Estimate the cost of a plan before it is trained, as parameters, operations, memory, and time on GPUs.
 
 Parameters, operations, and the bytes of weights, gradients, optimizer and averages are counted exactly. For these
 counts, the networks are built without values (torch's meta device). Activations and time are estimated as described in
@@ -301,8 +301,9 @@ def activation_bytes(plan: Plan, images: int, step: int = 0) -> int:
 
     For each image token, a block keeps 12 vectors of the denoiser's width and 3 of the MLP's width. These vectors are
     inputs and outputs of norms, projections, q and k before and after norm and rotation, and the attention's output. In
-    the MLP, these are gate, up and their product. For each text token, a block keeps 3 vectors of the denoiser's width.
-    With activation checkpointing, a block keeps one vector per token, and only one block at a time keeps all.
+    the MLP, these vectors are gate, up and their product. For each text token, a block keeps 3 vectors of the
+    denoiser's width. With activation checkpointing, a block keeps one vector per token, and only one block at a time
+    keeps all.
     """
     model, tokens = plan.model, _tokens(plan, step)
     of_block = 12 * model.width + 3 * model.hidden

@@ -1,1 +1,1 @@
-"""Images and captions: their sources, their order, and the captions that the model reads."""
+"""The sources of images and captions, their order, and the captions that the model reads."""

@@ -18,7 +18,7 @@ from tintype.errors import UserError, as_user_error
 FILE_HEAD = 8
 """Number of bytes before the stream in the Arrow file format. Unlike the stream format, it also has a footer."""
 _WAY_TO_BATCH, _COMPRESSION = {"record batch": (2,), "dictionary": (2, 1)}, 3
-"""FlatBuffers field numbers: the path from a message to its record batch, and the batch's `compression` field."""
+"""FlatBuffers field numbers of the path from a message to its record batch, and of the batch's `compression` field."""
 
 
 def file_of(batch: pyarrow.RecordBatch) -> bytes:

@@ -1,4 +1,4 @@
-"""Presets: public image sets by name, with columns, splits, licence, expected counts, and download steps.
+"""Presets are public image sets by name, with columns, splits, licence, expected counts, and download steps.
 
 A preset is a file in `tintype/recipes/data`, or a user's own file. A preset downloads nothing; its `get` lists the
 steps for the user. `unverified` lists the facts that could not be checked with the set's publisher.

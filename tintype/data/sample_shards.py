@@ -29,7 +29,7 @@ def write_shard(path: Path, image_NCHW: Tensor, prompts: Sequence[str], fence: F
 
 
 def read_shard(path: Path) -> Tensor:
-    """Return the images of a shard: uint8 [n, 3, H, W]. Refuse a damaged shard."""
+    """Return the images of a shard as uint8 [n, 3, H, W]. Refuse a damaged shard."""
     images, expected = _read(path)
     if digest(images) != expected:
         raise damaged(path, "it does not match its checksum", _REMAKE)

@@ -164,7 +164,7 @@ def _unpaired(fake: Images, real: Images) -> UserError:
 
 
 def _refuse_conflicts(protocol: ImageProtocol, saved: bool, save_reference: Path | None) -> None:
-    """Raise on conflicting settings, before images are read for possibly hours."""
+    """Raise on conflicting settings before any image is read, since reading can take hours."""
     if len(protocol.encoders) > 1 and (saved or save_reference):
         raise UserError("a reference file contains the features of one encoder", "score one encoder at a time with it")
     if saved and protocol.paired:

@@ -1,4 +1,4 @@
-"""Prompts: captions of held-out images, or a benchmark's prompt file.
+"""Prompts are captions of held-out images, or come from a benchmark's prompt file.
 
 GenEval's `.jsonl` (a prompt and a tag per line) and PartiPrompts' `.tsv` (Prompt, Category, Challenge) are read as
 published. Plain text files have one prompt per line. Scores are grouped by the tags or categories of prompts.

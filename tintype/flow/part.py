@@ -175,7 +175,7 @@ class RoutePart(Part):
 
 
 class MainLossPart(Part):
-    """Main loss: a function of the difference between the predicted and the true velocity."""
+    """Main loss, which is a function of the difference between the predicted and the true velocity."""
 
     def build(self) -> MainLoss:
         raise NotImplementedError

@@ -279,7 +279,7 @@ def _kinds(metrics: Iterable[Metric]) -> list[str]:
 
 
 def choose_baseline(arms: Collection[str], given: str | None, where: str) -> str:
-    """Return the baseline: the given arm, or an arm called `baseline`."""
+    """Return the baseline, which is the given arm, or an arm called `baseline`."""
     if given is None and BASELINE not in arms:
         raise UserError(
             f"{where}: no arm is called 'baseline'", f"name it by {option('baseline')}. The arms are: {', '.join(arms)}"

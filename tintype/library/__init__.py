@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 
 def for_python(function: Callable[P, R]) -> Callable[P, R]:
-    """Return the function with errors and notes for Python: they name arguments instead of command-line options."""
+    """Return the function with errors and notes for Python, which name arguments instead of command-line options."""
 
     @wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -52,10 +52,10 @@ def import_images(
     on_progress: Callable[[Progress], None] | None = None,
     interrupt: Interrupt | None = None,
 ) -> Imported:
-    """Import images, captions and attributes into a store. Running it again resumes, or reports that it is done.
+    """Import images, captions and attributes into a store. A repeated call resumes, or reports that the work is done.
 
-    In Python, `caption`, `attribute` and `split` take mappings such as {"long": "caption_long"}. They also take
-    strings as in the options of the command.
+    In Python, `caption`, `attribute` and `split` take mappings such as {"long": "caption_long"}. These arguments also
+    take strings, as in the command's options.
 
     Args:
         source: images to import: a folder, .parquet, .tar, MDS, a saved data set, or scenes:count=1000.
@@ -78,7 +78,7 @@ def import_images(
         follow_links: follow symbolic links that lead out of the source folder.
         on_progress: called with the number of finished records (`done`), of all records (`total`) and of records set
             aside (`quarantined`).
-        interrupt: an object that lets a caller who handles signals itself stop the import.
+        interrupt: object that stops the import when its `signal` is set; for callers that handle signals.
 
     Raises:
         UserError: the source, a column or an option is not valid, too many records are bad, or `out` has other files.
@@ -175,7 +175,7 @@ def show_store(
     skip: AnyPath | None = None,
     on_progress: OnCount | None = None,
 ) -> StoreShown:
-    """Show the content of a store. Use --check to verify it, and --where or --skip to count the selected records.
+    """Show a store's content. Use --check to verify the store, and --where or --skip to count the selected records.
 
     Args:
         store: folder of a store.
@@ -231,7 +231,7 @@ def inspect_store(
         samples: number of records to show.
         seed: seed of the random choice of records to show.
         on_progress: called with the number of inspected images and the number of all images.
-        interrupt: an object that lets a caller who handles signals itself stop the inspection.
+        interrupt: object that stops the inspection when its `signal` is set; for callers that handle signals.
 
     Raises:
         UserError: there is no store, the selection is not valid, or a file cannot be written.
@@ -284,7 +284,7 @@ def export_store(
         to: format of the files.
         split: export only this split; by default export both.
         on_progress: called with the number of exported records and the number of all records.
-        interrupt: an object that lets a caller who handles signals itself stop the export.
+        interrupt: object that stops the export when its `signal` is set; for callers that handle signals.
 
     Raises:
         UserError: there is no store, the store is damaged, or the folder to write to is not empty.
@@ -335,7 +335,7 @@ def recaption_store(
     on_progress: Callable[[CaptionProgress], None] | None = None,
     interrupt: Interrupt | None = None,
 ) -> Recaptioned | CaptionPrompt:
-    """Caption the images of a store with a vision-language model. Running it again resumes.
+    """Caption the images of a store with a vision-language model. A repeated call resumes.
 
     Args:
         store: folder of a store.
@@ -365,8 +365,8 @@ def recaption_store(
         overwrite: replace captions that an earlier command added to this column.
         anew: discard the answers that a stopped command has saved.
         on_progress: called with the number of finished images (`done`), of all (`total`), and with `counts` and `cost`.
-        interrupt: an object that lets a caller who handles signals itself stop the captioning. The result then has no
-            `about`, and the same call resumes.
+        interrupt: object that stops the captioning when its `signal` is set; for callers that handle signals. The
+            result then has no `about`, and the same call resumes.
 
     Raises:
         UserError: an option is missing or not valid, there is no store, or the model does not answer.

@@ -41,7 +41,7 @@ def judge(
 
     Args:
         path: CSV, TSV or JSON lines file with one row per run: its arm, its seed, and its metrics.
-        baseline: arm that all other arms are compared with; by default the arm named baseline.
+        baseline: arm with which all other arms are compared; by default the arm named baseline.
         metric: column to judge by, NAME[:lower|higher][:share|distance|loss|raw]: the direction that is better, and
             the scale (repeatable); by default all columns of numbers.
         primary: metric that your question is about (repeatable); primary metrics get four fifths of the error rate.
@@ -83,12 +83,13 @@ def estimate(
         values: mapping of each arm to the values of its runs, by seed as {0: 0.52, 1: 0.55}, or as a list. For several
             metrics, map each arm to a mapping of metric names to such values. A run with a value that is not finite
             counts as diverged.
-        baseline: the arm that all other arms are compared with.
+        baseline: the arm with which all other arms are compared.
         direction: "lower" or "higher": the direction that is better, for all metrics or as a mapping by metric. Known
             names such as "fid" need no direction.
         kind: scale on which runs are compared, for all metrics or as a mapping by metric: "share", "distance", "loss"
             or "raw".
-        primary: the metrics that your question is about. Their comparisons get four fifths of the error rate.
+        primary: the metrics that your question is about. Comparisons on primary metrics get four fifths of the error
+            rate.
         margin: largest difference that is too small to matter: "3%" of the baseline's mean, or 0.02.
 
     Raises:

@@ -167,8 +167,8 @@ def _plan_speeds(
 ) -> AnyResult:
     """Measure the speed of a plan in one process.
 
-    The function measures the data, the metrics, or training with techniques or by size. By default, it measures
-    training, sampling and rendering.
+    The function measures the data, the metrics, or training with techniques or by size. By default, the function
+    measures training, sampling and rendering.
     """
     from tintype.bench.data import measure_data
     from tintype.bench.metrics import measure_metrics
@@ -211,8 +211,8 @@ def audit(
     Args:
         plan: a plan, name of a recipe, plan file, run or its folder, or folder of a study together with an arm. A run
             is audited from its newest checkpoint.
-        arm: in the folder of a study: take the run of this arm.
-        seed: with an arm: take the run of this seed; by default the first seed of the arm.
+        arm: arm whose run is used, if a study's folder is given.
+        seed: seed of the arm's run that is used; by default the first seed of the arm.
         steps: number of training steps to observe.
         device: auto, cpu, cuda or cuda:N; by default the device in the run's plan.
         on_run: called with the audited run, unless a plan is audited.

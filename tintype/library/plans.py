@@ -71,7 +71,7 @@ def apply(plan: AnyPlan, *techniques: str) -> Plan:
     """Return a new plan: the given plan with techniques applied in order. The given plan is not changed.
 
     Args:
-        plan: the plan to begin with, or what `load_plan` takes.
+        plan: the plan to begin with, or any argument that `load_plan` takes.
         techniques: techniques that `tintype techniques` lists, each as "name" or "name:key=value,key=value".
 
     Raises:
@@ -95,8 +95,8 @@ def show_plan(plan: AnySource, *, arm: str | None = None, seed: Seed | None = No
 
     Args:
         plan: a plan, name of a recipe, plan file, folder of a run, or folder of a study together with an arm.
-        arm: in the folder of a study: take the run of this arm.
-        seed: with an arm: take the run of this seed; by default the first seed of the arm.
+        arm: arm whose run is used, if a study's folder is given.
+        seed: seed of the arm's run that is used; by default the first seed of the arm.
 
     Raises:
         UserError: there is no such plan.
@@ -118,8 +118,8 @@ def diff_plans(
     Args:
         first: name of a recipe, path of a plan file, folder of a run, or folder of a study together with an arm.
         second: the second plan; without a second plan, the arm of a study is compared with the study's baseline.
-        arm: in the folder of a study: take the run of this arm.
-        seed: with an arm: take the run of this seed; by default the first seed of the arm.
+        arm: arm whose run is used, if a study's folder is given.
+        seed: seed of the arm's run that is used; by default the first seed of the arm.
         all_: show every setting that differs, also defaults of sections that only one of the plans has.
 
     Raises:
@@ -160,10 +160,10 @@ def plan_cost(
     Args:
         plan: a plan, name of a recipe, plan file, folder of a run, or folder of a study together with an arm.
         gpus: number of GPUs that share each micro-batch.
-        gpu: kind of GPU to estimate the time for: h200, h100, b200, …; by default this machine's GPU, if any, is
+        gpu: kind of GPU for which the time is estimated: h200, h100, b200, …; by default this machine's GPU, if any, is
             measured.
-        arm: in the folder of a study: take the run of this arm.
-        seed: with an arm: take the run of this seed; by default the first seed of the arm.
+        arm: arm whose run is used, if a study's folder is given.
+        seed: seed of the arm's run that is used; by default the first seed of the arm.
         on_measure: called before the speed of this machine's GPU is measured.
 
     Raises:
@@ -187,14 +187,16 @@ def plan_cost(
 
 
 def plan_schema() -> dict[str, Any]:
-    """Show the JSON schema of plan files. Editors use it for completion."""
+    """Show the JSON schema of plan files. Editors use the schema for completion."""
     from tintype.plan import Plan
 
     return Plan.model_json_schema()
 
 
 def any_plan(plan: AnySource, arm: str | None = None, seed: int | None = None) -> Plan:
-    """Return the plan of any source: a plan, a recipe, a plan file, a run, or an arm in the folder of a study."""
+    """Return the plan of any source, which is a plan, a recipe, a plan file, a run, or an arm in the folder of a
+    study.
+    """
     from tintype.library.runs import Run
 
     if isinstance(plan, Run):

@@ -62,7 +62,7 @@ def check(
 
     Args:
         file: Python file with techniques or other parts, such as `tintype new technique` writes.
-        settings: override a setting of the tiny plan that the parts are tried on: key.path=value (repeatable).
+        settings: override a setting of the tiny plan on which the parts are checked: key.path=value (repeatable).
         techniques: check only this technique of the file: name or name:key=value (repeatable).
         on_progress: called with the name of the current check, the number of finished checks and of all checks.
         on_result: called with the result of each check as soon as it is known.

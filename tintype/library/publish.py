@@ -37,7 +37,7 @@ class ExportedRun:
 
     path: Path
     about: dict[str, Any]
-    """The record of the export: step, weights, number type and more."""
+    """The record of the export, with step, weights, number type and more."""
     notes: tuple[str, ...] = ()
     figures: tuple[Figure, ...] = ()
     """With `check`: the differences between the images of diffusers and of tintype, one entry per guidance scale."""
@@ -83,7 +83,7 @@ def export_run(
         check: sample with tintype and with diffusers, and show the largest difference between their images.
         license_: licence as the hub names it, such as apache-2.0; by default the card states that it is unknown.
         name: name of the model for its card; by default made from its data and plan.
-        base_model: model on the hub that the training started from, for the card.
+        base_model: model on the hub from which the training started, for the card.
         with_captions: show captions of your own data beside the samples of the card.
         push: OWNER/NAME on the hub: upload the export there after asking for consent.
         private: with --push: make a new repository private.
@@ -188,10 +188,10 @@ def write_card(
         license_: licence as the hub names it, such as apache-2.0; by default the card states that it is unknown.
         name: name of the model for its card; by default made from its data and plan.
         baseline: recipe, plan file or run to compare the plan with; by default the baseline of the run's study.
-        library: library that the card's usage example loads the model with.
+        library: library with which the card's usage example loads the model.
         repo: OWNER/NAME on the hub, for the usage example.
-        datasets: data set on the hub that the model was trained on (repeatable).
-        base_model: model on the hub that the training started from, for the card.
+        datasets: data set on the hub on which the model was trained (repeatable).
+        base_model: model on the hub from which the training started, for the card.
         with_captions: show captions of your own data beside the samples of the card.
         ema_length: use the weight average of this length, reconstructed from the snapshots of a run with power-ema.
         overwrite: replace an existing card.
@@ -231,7 +231,7 @@ def push(
     yes: bool = False,
     consent: Consent | None = None,
 ) -> Pushed | None:
-    """Show the files of a model and its card, then upload them to the hub. Running it again resumes.
+    """Show the files of a model and its card, then upload them to the hub. A repeated call resumes.
 
     Args:
         folder: folder with a model and its card, as `tintype export` writes it.
@@ -263,7 +263,7 @@ def _refuse_unasked(yes: bool, consent: Consent | None) -> None:
 
 @dataclass(frozen=True)
 class SyncUnit:
-    """The smallest unit that `sync` copies: a checkpoint with all its files, or one other file."""
+    """The smallest unit that `sync` copies, which is a checkpoint with all its files, or one other file."""
 
     name: str
     files: int
@@ -286,7 +286,7 @@ def sync(
         on_progress: called with the number of finished files and the number of all files.
 
     Returns:
-        Counts of the files; `damaged` maps each file that was not copied to the reason. With `list_`, a list of the
+        Counts of the files. `damaged` has the reason for each file that was not copied. With `list_`, a list of the
         checkpoints and files that can be copied.
 
     Raises:

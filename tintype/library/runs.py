@@ -65,7 +65,7 @@ class Run:
         return self.step >= self.plan.train.steps
 
     def log(self) -> list[dict[str, Any]]:
-        """Return the training log: one dictionary per logged step, with step, loss, images_per_s and more."""
+        """Return the training log as one dictionary per logged step, with step, loss, images_per_s and more."""
         return type(self._record)(self.path).lines
 
     @for_python
@@ -220,8 +220,8 @@ def sample(
         count: number of images per prompt.
         steps: number of sampling steps.
         guidance: guidance scale; 1 switches guidance off.
-        guidance_kind: prediction that guidance leads away from: classifier-free, self, path-drop, autoguidance, or a
-            kind of a plugin; by default the plan's sampling.guidance.
+        guidance_kind: kind of guidance: classifier-free, self, path-drop, autoguidance, or a kind of a plugin; by
+            default the plan's sampling.guidance.
         guide_step: with autoguidance: the step of the run's earlier weights, or that step as a fraction of the
             training.
         guide_length: with autoguidance: the length of the earlier weight average (power-ema).
@@ -275,18 +275,18 @@ def train(
     on_wait: Callable[[str], None] | None = None,
     interrupt: Interrupt | None = None,
 ) -> Run:
-    """Train one plan. Running it again resumes, or reports that it is done.
+    """Train one plan. A repeated call resumes, or reports that the work is done.
 
     Ctrl+C saves a checkpoint and then raises KeyboardInterrupt. The same call resumes, with the same result as without
     the interruption.
 
     Args:
-        plan: the plan, or what `load_plan` takes.
+        plan: the plan, or any argument that `load_plan` takes.
         out: folder to write the run to; a folder can only hold the run of one plan.
         on_progress: called at the start and after each step with `step`, `steps`, `loss` and `images_per_s`. An
             exception that it raises ends the training; the same call then resumes from the last checkpoint.
         on_wait: called with a message if this call waits for another process that works in the folder.
-        interrupt: an object that lets a caller who handles signals itself stop the training.
+        interrupt: object that stops the training when its `signal` is set; for callers that handle signals.
 
     Raises:
         UserError: the folder holds another run, or the plan's data or weights are missing.
@@ -312,7 +312,7 @@ def train(
 def watched(interrupt: Interrupt | None) -> Iterator[Interrupt]:
     """Yield the caller's interrupt.
 
-    If there is none, yield an interrupt that signals set. If a signal arrived, it is delivered at the end.
+    If the caller has none, yield an interrupt that signals set. If a signal arrived, it is delivered at the end.
     """
     if interrupt is not None:
         yield interrupt
@@ -337,8 +337,8 @@ def load_run(path: AnyPath, arm: str | None = None, seed: int | None = None) -> 
 
     Args:
         path: the folder of a run, of an exported model, or of a study.
-        arm: in a study: the name of the arm, or "baseline".
-        seed: in a study: the seed of the run; by default the first seed of the arm.
+        arm: name of the arm in a study, or "baseline".
+        seed: seed of the run in a study; by default the first seed of the arm.
 
     Raises:
         UserError: there is no such run.
@@ -512,7 +512,7 @@ def ema(
     on_begin: Callable[[Curve], None] | None = None,
     on_progress: Callable[[float, Scoring], None] | None = None,
 ) -> Curve:
-    """Score a run with weight averages of several lengths. Running it again resumes.
+    """Score a run with weight averages of several lengths. A repeated call resumes.
 
     Args:
         run: folder of a run trained with power-ema.

@@ -36,7 +36,7 @@ def serve(
     Args:
         folder: folder with runs and studies, running or finished.
         port: port to listen on; 0 takes a free port.
-        host: address to listen on. If other machines can reach it, a browser needs the printed token.
+        host: address to listen on. If other machines can reach the address, a browser needs the printed token.
         token: require a token also on an address that only this machine can reach.
         device: device of the playground: auto, cpu, cuda or cuda:N; by default the device in the run's plan.
         on_start: called with the address to open.

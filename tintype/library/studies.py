@@ -47,7 +47,7 @@ _BASELINE = "baseline.yaml"
 
 @dataclass(frozen=True, repr=False)
 class Results:
-    """The results of a study: a verdict for each arm and metric, and the numbers of each run."""
+    """The results of a study, with a verdict for each arm and metric, and the numbers of each run."""
 
     path: Path
     """The study's folder."""
@@ -72,7 +72,7 @@ class Results:
         return [row.data for row in self.content.rows(primary=primary)]
 
     def runs(self) -> list[dict[str, Any]]:
-        """Return one dictionary per run: arm, seed, state, folder, and metrics by name."""
+        """Return one dictionary per run, with arm, seed, state, folder, and metrics by name."""
         return [
             {"arm": arm.name, "resolution": arm.resolution, "seed": run.seed, "state": run.state, "error": run.error}
             | {"path": str(self.path / run.folder), "training_s": run.train_s}
@@ -84,8 +84,8 @@ class Results:
     def costs(self) -> list[dict[str, Any]]:
         """Return one dictionary per arm whose time or memory was measured by a run that had a GPU to itself.
 
-        `step_s` is the time of a training step in seconds. `relative` is that time divided by the baseline's time.
-        `peak_bytes` is the peak of the GPU memory that torch reserved.
+        `step_s` is the time of a training step in seconds. `relative` is the step time divided by the baseline's step
+        time. `peak_bytes` is the peak of the GPU memory that torch reserved.
         """
         from tintype.study.report.findings import cost_rows
 
@@ -95,10 +95,11 @@ class Results:
         """Return one dictionary per plan and primary metric, in the order in which to adopt the plans.
 
         The plans are the arms and the baseline. `gain` is the improvement as a fraction of the baseline's mean, with
-        the interval from `low` to `high`. `cost` is the step time divided by the baseline's step time. It is None if no
-        run that had a GPU to itself measured it. `rank_low` and `rank_high` are the best and the worst possible rank
-        among `of` plans. A plan is on the `front` unless a plan of the same or lower cost is shown to be better.
-        `dominated_by` names such plans. Plans on the front come first; within each group the rank decides.
+        the interval from `low` to `high`. `cost` is the step time divided by the baseline's step time. `cost` is None
+        if no run that had a GPU to itself measured the step time. `rank_low` and `rank_high` are the best and the worst
+        possible rank among `of` plans. A plan is on the `front` unless a plan of the same or lower cost is shown to be
+        better. `dominated_by` names the plans that are shown to be better. Plans on the front come first; within each
+        group the rank decides.
         """
         from tintype.study.priority import priorities
 
@@ -143,7 +144,7 @@ class Results:
 
 
 def load_study(study: AnyPath, *settings: str, arms: Sequence[str] = ()) -> Study:
-    """Load a study by its name, from its file or from its folder. All its plans are resolved and checked.
+    """Load a study by its name, from its file or from its folder. All plans of the study are resolved and checked.
 
     Args:
         study: a name that `tintype studies` lists, such as "pocket", the path of a study file, or the folder of a
@@ -174,10 +175,10 @@ def make_study(
 
     Args:
         question: the question that the study answers, for the report.
-        baseline: a plan, or what `load_plan` takes.
+        baseline: a plan, or any argument that `load_plan` takes.
         arms: mapping of each arm's name to its changes: a technique ("muon", "repa:weight=0.5"), an override of the
             baseline ("optimizer.lr=1e-3"), or a list of both.
-        seeds: the seeds that every arm is trained with. With {"first": 4, "most": 16}, every arm gets 4 seeds, and
+        seeds: the seeds with which every arm is trained. With {"first": 4, "most": 16}, every arm gets 4 seeds, and
             undecided arms get more, up to 16.
         name: name of the study, for messages and the report.
         settings: other keys of a study file, such as `primary=["scene_accuracy"]` or `evaluation={"count": 256}`.
@@ -207,7 +208,9 @@ def make_study(
 
 
 def _progress(given: OnStudy | None) -> StudyProgress:
-    """Return `given` if it is a `StudyProgress`. Otherwise return one that calls `given` and logs notes."""
+    """Return `given` if it is a `StudyProgress`. Otherwise return a `StudyProgress` that calls `given` and logs
+    notes.
+    """
     from tintype.runtime.notes import note as log_note
     from tintype.study.lab import StudyProgress
 
@@ -283,7 +286,7 @@ def run_study(
     """Run a study: train and score every arm with every seed, compare the arms, and write the report.
 
     Each run is a process of its own. The same call resumes a stopped study, and does not repeat finished runs. Ctrl+C
-    saves the runs under way, then raises KeyboardInterrupt.
+    saves the unfinished runs, then raises KeyboardInterrupt.
 
     Args:
         study: name of a study, path of a study file, or folder of a study to run again.
@@ -297,7 +300,7 @@ def run_study(
         dry_run: show the arms, the number of runs and their cost, and stop.
         like: folder of a past study: take memory and step times of the same plans from it. If its baseline is the
             same, also take the seed spread, and for a dry run the duration of a run.
-        gpu: kind of GPU to estimate the cost of a run for: h200, h100, b200, ….
+        gpu: kind of GPU for which the cost of a run is estimated: h200, h100, b200, ….
         prepare: check the study, make its folder for `tintype work`, and stop.
         on_begin: called with the planned study before the first training step.
         on_progress: called while runs train and are scored, with `key` (arm and seed), `state`, `share` and more.
@@ -353,7 +356,7 @@ def report(folder: AnyPath, *, without_data: bool = False, on_progress: OnStudy 
     Args:
         folder: folder of a study.
         without_data: leave images and captions of the data, and local paths, out of the report.
-        on_progress: called as by `run_study`.
+        on_progress: callback for progress, called as in `run_study`.
 
     Raises:
         UserError: the folder holds no study, or none of its runs is finished.
@@ -400,12 +403,12 @@ def work(
 
     Args:
         folder: folder of a study.
-        run: take only the run with this hash, or a hash that begins so, even if the run has failed before.
-        wait: wait while other workers run, to take over runs of a worker that dies, and for the next interim analysis.
+        run: take only the run whose hash begins with this text, even if the run has failed before.
+        wait: wait while other workers run, for the next interim analysis, and to take over runs of a worker that dies.
         expiry: time without a sign of life, such as 120s, after which a worker loses its run to another worker.
         jobs: number of runs at a time, or auto: as many as fit into memory and raise the throughput; by default auto
             on a GPU, 1 on a CPU.
-        on_progress: called as by `run_study`.
+        on_progress: callback for progress, called as in `run_study`.
 
     Raises:
         UserError: the folder holds no study, or the study cannot be trained or scored on this machine.
@@ -493,7 +496,7 @@ def replicate(
             on a GPU, 1 on a CPU.
         from_: train no runs; take the fresh runs from this finished study of the same plans. --seeds is then ignored.
         dry_run: show the verdicts, the number of fresh runs and their time, and stop.
-        on_progress: called as by `run_study`.
+        on_progress: callback for progress, called as in `run_study`.
 
     Returns:
         The results of the study, with the outcome of each tested verdict. With `dry_run`, the planned runs.
@@ -576,7 +579,7 @@ def propose(
             end in time.
         looks: number of seeds at each interim analysis (look), such as 4,8,16; only with a study's first proposal.
         dry_run: show the number of runs, their time and the error rate that the proposal would spend, and stop.
-        on_progress: called as by `run_study`.
+        on_progress: callback for progress, called as in `run_study`.
 
     Returns:
         The `answer` with its `reason` and `comparisons`. Without an arm, all proposals, oldest first.
@@ -674,7 +677,7 @@ def power(
         studies: folders or results.json of past studies, or folders of such folders.
         effect: smallest change worth finding: 5% of the baseline's value, or 0.02.
         seeds: number of seeds per arm in the new study.
-        metric: compute it for this metric only.
+        metric: compute the number of seeds for this metric only.
         arms: number of arms in the new study, including its control; by default as in a single given study, else 3.
         control: whether one of the arms is the control; by default as in a single given study.
         resolutions: number of resolutions in the new study.

@@ -38,7 +38,7 @@ def train_encoder(
     on_progress: Callable[[Progress], None] | None = None,
     interrupt: Interrupt | None = None,
 ) -> TrainedEncoder:
-    """Train tintype's packaged scene encoder again and measure its accuracy. Running it again resumes.
+    """Train tintype's packaged scene encoder again and measure its accuracy. A repeated call resumes.
 
     Args:
         out: folder to write to.
@@ -47,7 +47,7 @@ def train_encoder(
         batch: number of images per step.
         device: auto, cpu, cuda or cuda:N.
         on_progress: called at the start and after each step with `step`, `steps`, `loss` and `images_per_s`.
-        interrupt: an object that lets a caller who handles signals itself stop the training.
+        interrupt: object that stops the training when its `signal` is set; for callers that handle signals.
 
     Raises:
         UserError: the folder holds a training with other settings.
@@ -94,7 +94,7 @@ def train_tokenizer(
     on_progress: Callable[[Progress], None] | None = None,
     interrupt: Interrupt | None = None,
 ) -> TrainedTokenizer:
-    """Train a tokenizer on any images. Running it again resumes, or reports that it is done.
+    """Train a tokenizer on any images. A repeated call resumes, or reports that the work is done.
 
     Args:
         out: folder to write to.
@@ -103,7 +103,7 @@ def train_tokenizer(
         data: images to train on: scenes (default), or a folder, .tar, .parquet file or store of images.
         device: auto, cpu, cuda or cuda:N.
         on_progress: called at the start and after each step with `step`, `steps`, `loss` and `images_per_s`.
-        interrupt: an object that lets a caller who handles signals itself stop the training.
+        interrupt: object that stops the training when its `signal` is set; for callers that handle signals.
 
     Raises:
         UserError: a setting is not valid, the images do not exist, or the folder holds another training.
@@ -137,13 +137,13 @@ def cache_latents(
     on_progress: OnCount | None = None,
     interrupt: Interrupt | None = None,
 ) -> CachedLatents:
-    """Cache the latents of all training images of a plan, for runs with run.latents=disk. Running it again resumes.
+    """Cache the latents of all training images of a plan, for runs with run.latents=disk. A repeated call resumes.
 
     Args:
-        plan: the plan, or what `load_plan` takes.
+        plan: the plan, or any argument that `load_plan` takes.
         verify: hash all images again, and encode images that have changed.
         on_progress: called with the number of finished images and the number of all images.
-        interrupt: an object that lets a caller who handles signals itself stop the encoding.
+        interrupt: object that stops the encoding when its `signal` is set; for callers that handle signals.
 
     Raises:
         UserError: the plan's tokenizer has no latents to cache, or the plan's data is missing.
@@ -184,7 +184,7 @@ def compare_tokenizers(
         tokenizers: tokenizers to compare: kinds (pixels, small-vae:folder=DIR) or folders of trained tokenizers.
         out: folder to write to.
         settings: override a setting: size_px=256, count=512, "encoders=[inception]".
-        data: images to compare on: scenes, or a folder, .tar, .parquet file or store of images.
+        data: images for the comparison: scenes, or a folder, .tar, .parquet file or store of images.
         device: auto, cpu, cuda or cuda:N.
         on_progress: called with the current activity, the number of finished images and the number of all images.
 

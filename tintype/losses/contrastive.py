@@ -13,8 +13,8 @@ Gradient accumulation makes micro-batches smaller, so it changes the result. The
 result, since all ranks share a micro-batch.
 
 The minimiser is v* = (E[v | x_t, c] - λ m) / (1 - λ), where m = E[v_neg] is the mean target velocity of the other
-captions. With many captions, m is the mean over all data. The authors undo this bias in sampling. In tintype,
-guidance's `unbias` undoes it.
+captions. With many captions, m is the mean over all data. The authors undo this bias in sampling. In tintype, the
+setting `unbias` of guidance undoes this bias.
 
 B: samples of a micro-batch.
 """

@@ -1,9 +1,9 @@
 """A discriminator of image patches, to train an autoencoder's decoder (PatchGAN, arXiv 1611.07004).
 
-The hinge losses are those of LDM and REPA-E (arXiv 2112.10752, 2504.10483). Differs: group norm in place of batch norm.
-So an image's score does not depend on the other images of the batch. The losses do not depend on the batch size or the
-number of ranks. The weight of the generator's loss is fixed, as in REPA-E. In LDM, it depends on the norms of two
-gradients.
+The hinge losses are those of LDM and REPA-E (arXiv 2112.10752, 2504.10483). Differs: group norm is used in place of
+batch norm. So an image's score does not depend on the other images of the batch. The losses do not depend on the batch
+size or the number of ranks. The weight of the generator's loss is fixed, as in REPA-E. In LDM, it depends on the norms
+of two gradients.
 
 A trainer adds `weight · generator_loss(seen)` to the autoencoder's loss, and minimises `discriminator_loss(seen, true)`
 over this module's parameters. The gradient of each loss is zero for the other network, so both losses can share one

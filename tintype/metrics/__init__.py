@@ -1,1 +1,1 @@
-"""Metrics: functions from arrays to numbers. Each number has a sampling error."""
+"""Metrics are functions from arrays to numbers. Each number has a sampling error."""

@@ -79,7 +79,7 @@ class FrechetFit:
 
     value: float
     influence_N: Tensor
-    """Infinitesimal jackknife: the derivative of the distance by each image's share of the weight.
+    """The infinitesimal jackknife, which is the derivative of the distance by each image's share of the weight.
 
     The mean over all images is zero.
     """

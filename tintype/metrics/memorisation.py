@@ -1,4 +1,4 @@
-"""Memorisation: how often a model returns training images when it gets their captions.
+"""Memorisation measures how often a model returns training images when it gets their captions.
 
 Samples of training captions are compared with the training images (arXiv 2212.03860, 2301.13188). A model that follows
 captions generates images similar to the caption's image, even if it has never seen this image. So samples of unseen
@@ -9,10 +9,10 @@ divided by the sample's mean distance to the nearest images of a third set. The 
 and is not sampled with its captions. Two kinds of near-copies are counted:
 
 - Near-copies of the caption's own image have a relative distance below `OWN_BAR`, the paper's threshold.
-- Near-copies of any image. They include near-copies of the caption's own image, and samples very near to another image.
-  For samples near to another image, only a fraction `CHANCE` of the third set's real images have a smaller relative
-  distance. Among many images some are similar, so this threshold is lower than `OWN_BAR`. Training images and unseen
-  images each have their own threshold.
+- Near-copies of any image are the second kind. They include near-copies of the caption's own image, and samples very
+  near to another image. For samples near to another image, only a fraction `CHANCE` of the third set's real images have
+  a smaller relative distance. Among many images some are similar, so this threshold is lower than `OWN_BAR`. Training
+  images and unseen images each have their own threshold.
 
 Unlike arXiv 2301.13188, this metric uses features instead of pixels, neighbours outside of the training images, and a
 threshold from the data.

@@ -62,9 +62,9 @@ class KernelSums:
         return own - 2 * float(self.between_N.mean())
 
     def left_out(self, biased: bool = False) -> Tensor:
-        """Return the estimates without one fake image each.
+        """Return, for each fake image, the estimate without this image.
 
-        For this, the image's pairs are subtracted from the sums.
+        The image's pairs are subtracted from the sums.
         """
         n, m = len(self.within_N), self.real_count
         own_N = (self.within_N.sum() - 2 * self.within_N) / _pairs(n - 1, biased)

@@ -1,4 +1,5 @@
-"""Nearest-neighbour balls: precision and recall (arXiv 1904.06991), density and coverage (arXiv 2002.09797).
+"""Compute precision and recall (arXiv 1904.06991), density and coverage (arXiv 2002.09797) from nearest-neighbour
+balls.
 
 The ball of an image reaches to the image's k-th nearest neighbour in its own set. Precision and recall count an image
 on the edge of a ball as inside, as in their paper and code. Density and coverage count it as outside, as in their paper

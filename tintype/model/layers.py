@@ -140,7 +140,10 @@ def _by_root(number: Tensor, norms: str) -> Tensor:
 
 
 class Modulation(nn.Module):
-    """adaLN: shift, scale and gate for the attention and for the MLP. All are zero at initialisation."""
+    """adaLN layer that returns shift, scale and gate for the attention and for the MLP.
+
+    All are zero at initialisation.
+    """
 
     def __init__(self, width: int, modulation: str) -> None:
         super().__init__()

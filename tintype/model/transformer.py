@@ -56,7 +56,7 @@ next products.
 _FP8_FACTOR = 2
 """Factor on `_LONG_FLOPS` with FP8, since FP8 products take half the time."""
 _STATE_BYTES = 20
-"""Bytes per parameter: weight, gradient, AdamW's two moments, and the gradient that a graph writes."""
+"""Bytes per parameter for weight, gradient, AdamW's two moments, and the gradient that a graph writes."""
 _MOST_SHAPES = 64
 _REGISTER_DEVIATION = 0.02
 _USUAL_PRECISION = PrecisionSettings()

@@ -48,7 +48,10 @@ POLAR_EXPRESS = (
     (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
     (1.875, -1.25, 0.375),
 )
-"""Polynomial of each step (algorithm 1). Each is optimal on the interval to which the earlier steps map [0.001, 1]."""
+"""Coefficients of each step's polynomial (algorithm 1).
+
+Each polynomial is optimal on the interval to which the earlier steps map [0.001, 1].
+"""
 _SAFETY = 1.01
 """Factor by which a singular value may exceed its bound because of rounding.
 
@@ -56,7 +59,7 @@ The last polynomial needs no such margin.
 """
 _SMALLEST_NORM = 1e-7
 _LARGE_NUMBERS = 1 << 25
-"""Batch size in numbers. Larger batches are limited by memory traffic, and smaller batches by kernel launches."""
+"""Number of values in a batch. Larger batches are limited by memory traffic, and smaller batches by kernel launches."""
 _FUSED = {"img_qkv_proj.weight": 3, "txt_kv_proj.weight": 2, "modulation.lin.weight": 6}
 """Parameters in which several matrices are stacked by rows, with the number of matrices."""
 

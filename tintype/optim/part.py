@@ -20,7 +20,7 @@ class OptimizerPart(Part):
 
     @property
     def smallest_gradient(self) -> float:
-        """Return a gradient size. Below it, a step is small because of epsilon, and not because of rounding."""
+        """Return the gradient size below which a step is small because of epsilon, and not because of rounding."""
         return 0.0
 
     def scaled(self, factor: float) -> Self:

@@ -1,4 +1,4 @@
-"""Equal step sizes for all rows of a matrix, by NorMuon's second moment (arXiv 2510.05491, algorithm 1).
+"""Give all rows of a matrix equal step sizes, by NorMuon's second moment (arXiv 2510.05491, algorithm 1).
 
 A row of a weight belongs to one neuron. For each row, a running mean of the orthogonalised step's mean square is kept.
 Each row is divided by the root of its running mean. After this division, the whole step is scaled back to its earlier

@@ -31,7 +31,9 @@ def gram(x_NRC: Tensor) -> Tensor:
 
 
 def bracket(gram_NRR: Tensor, a: float, b: float, c: float, norm_N: Tensor | None = None) -> Tensor:
-    """Return a I + b A + c A² for a symmetric A. If the norms n of X are given, with A = X Xᵀ, scale the bracket by n.
+    """Return the bracket a I + b A + c A² for a symmetric A.
+
+    If the norms n of X are given, where A = X Xᵀ, return a scaled bracket.
 
     The scaled bracket is (a I + b A / n² + c A² / n⁴) / n. The product of this bracket with X is the iteration's step
     from X / n, without computing X / n. The kernel adds in fp32 and rounds once. n⁴ must be less than 3e38.

@@ -1,4 +1,4 @@
-"""Parts of charts: escaped SVG tags, scales, ticks, and labels that do not overlap."""
+"""Parts of charts, such as escaped SVG tags, scales, ticks, and labels that do not overlap."""
 
 from __future__ import annotations
 

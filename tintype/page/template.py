@@ -27,8 +27,9 @@ def template(
     """Return a template of a package.
 
     It escapes everything. In addition to its own filters, it has `style` and number filters. Every value passes through
-    `finalize`, which is `shown` by default. The rule includes tintype's own markup, since it contains texts from other
-    sources. A template can import other templates by their paths in tintype, such as `study/report/parts.html.j2`.
+    `finalize`, which is `shown` by default. tintype's own markup also passes through `finalize`, since it contains
+    texts from other sources. A template can import other templates by their paths in tintype, such as
+    `study/report/parts.html.j2`.
     """
     environment = Environment(
         autoescape=True,

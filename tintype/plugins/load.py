@@ -1,4 +1,4 @@
-"""Load plugins: files that the user names, and entry points of installed packages.
+"""Load plugins from files that the user names, and from entry points of installed packages.
 
 A file is read once, so the hashed content is the executed content. Packages are only loaded when someone requests a
 part that is not built in. So commands without such parts do not wait for packages.

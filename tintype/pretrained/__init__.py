@@ -1,1 +1,1 @@
-"""Frozen pretrained networks: find, hash and load them, and preprocess their inputs."""
+"""Find, hash and load frozen pretrained networks, and preprocess their inputs."""

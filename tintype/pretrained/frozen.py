@@ -1,4 +1,4 @@
-"""Frozen image encoders: their identity, and arithmetic that does not depend on the settings of the training.
+"""The identity of frozen image encoders, and arithmetic that does not depend on the settings of the training.
 
 B: images. C: channels. H, W: rows, columns. L: tokens. D: token width. F: size of the feature vector.
 """

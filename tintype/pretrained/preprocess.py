@@ -42,8 +42,8 @@ class Resampling:
 
     When an image is shrunk, `antialias` widens the filter and drops taps beyond the edge, as Pillow always does.
     Without `antialias`, the filter is not widened and the edge pixel is repeated, as in torch's `interpolate`. `grid`
-    "tf1" is the corner rule of TensorFlow 1: source = target * in / out, without the half pixel. `clip` clamps
-    overshoot to 0 and 255.
+    "tf1" is TensorFlow 1's corner rule, source = target * in / out, without the half pixel. `clip` clamps overshoot to
+    0 and 255.
 
     `quantise` rounds to bytes after each pass, columns first. For images of bytes, the result then equals Pillow's
     result bit for bit, for versions up to 12. Pillow 13 resizes the cheaper axis first, which changes single pixels of

@@ -26,7 +26,7 @@ With any other setting, the strict mode refuses matrix products.
 """
 _WITHOUT = re.compile(r"(.+?) does not have a deterministic implementation")
 _LATE = "it uses CuBLAS"
-"""Part of torch's error for matrix products.
+"""Part of the text of torch's error for matrix products.
 
 torch reads the workspace variable only once, at the first matrix product.
 """

@@ -5,8 +5,8 @@ network fails. The new holder must not see a late write of the old holder. A che
 sufficient, since a process can be paused between the check and the write. So every commit has three steps, and every
 takeover has two steps:
 
-- Commit: write to a temporary name, or open the file to append to. Check the lease. Then rename or append.
-- Takeover: remove all temporary names, and replace growing files by copies. Then read the folder.
+- To commit, write to a temporary name, or open the file to append to. Check the lease. Then rename or append.
+- To take over, remove all temporary names, and replace growing files by copies. Then read the folder.
 
 Suppose the old holder checks its lease before the takeover, and writes late. The old holder's write is then either
 finished before the new holder reads, or it has no effect. A late rename fails, since the takeover has removed the

@@ -1,4 +1,5 @@
-"""COCO captions: `annotations/captions_NAME.json` with `images` and `annotations`, and the images in the folder NAME.
+"""Read COCO captions from `annotations/captions_NAME.json`, which has `images` and `annotations`, and images from the
+folder NAME.
 
 An image has several captions. The column `caption` is the first caption, `captions` is all captions as one text, and
 `folder` is NAME, such as `train2017`. The format is only used if a preset names it; it is not detected from a folder's

@@ -24,7 +24,7 @@ class Judged:
 
     caption: str
     problem: str | None = None
-    """`empty`, `refusal`, `cut off`, or the reason why the text cannot be a caption."""
+    """The problem `empty`, `refusal` or `cut off`, or another reason why the text cannot be a caption."""
     cleaned: bool = False
     """Whether the clean-up removed more than white space."""
     shortened: bool = False
@@ -151,7 +151,7 @@ _REFUSAL = re.compile(
 def is_refusal(text: str) -> bool:
     """Return whether the text begins like a refusal.
 
-    A caption that quotes such words is not a refusal, for example: a sign that says “Sorry, we are closed”.
+    A caption that mentions a sign with the words “Sorry, we are closed” is not a refusal.
     """
     return _REFUSAL.match(text) is not None
 

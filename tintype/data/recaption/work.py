@@ -108,7 +108,7 @@ class Recaptioned:
     new: int = 0
     """Number of images in `done` that this call has finished."""
     counts: dict[str, int] = field(default_factory=dict)
-    """Counts by name: tokens, empty answers, refusals, changed answers, repeated questions, and images set aside."""
+    """Counts of tokens, empty answers, refusals, changed answers, repeated questions, and images set aside, by name."""
     cost: float | None = None
     """Cost of the tokens, in the currency of the given prices; None if no price was given."""
     seconds: float = 0.0

@@ -1,4 +1,4 @@
-"""Scenes: their vocabulary, their form as words and as tensors, and how they are drawn at random.
+"""The vocabulary of scenes, their form as words and as tensors, and how they are drawn at random.
 
 A `Scene` holds words; captions, files and scores use it. A `SceneBatch` holds the same attributes as indices into the
 vocabularies, with one row per scene and one column per position. The renderer and the encoder use `SceneBatch`, since
