@@ -100,7 +100,10 @@ pass runs without a graph. The run then needs additional memory for this pass.
 _PRODUCTS_COPIES = 6
 """Number of fp32 copies of the weights in a step of an optimizer that orthogonalises with matrix products."""
 EXACT = frozenset({"weights", "gradients", "optimizer", "averages", "copies", "frozen networks", "images on the GPU"})
-"""Parts that exist from the first step to the last. `SLACK` does not apply to them, since their bytes are exact."""
+"""Parts that exist from the first step to the last.
+
+`SLACK` does not apply to these parts, since their bytes are exact.
+"""
 _LATENT_TENSORS = 10
 """Number of fp32 tensors of the latents' size in a step, such as x, noise, x_t, prediction, velocity, target, error and
 gradients.

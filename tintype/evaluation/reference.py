@@ -296,8 +296,8 @@ def data_fingerprint(data: DataPart, source: ImageSource, shaped: ScoredData | N
     """Return a hash of the data's settings, its content, and the pixels of a few images.
 
     So a changed renderer or resize changes the hash of the reference. `shaped` is given if the data's images are not
-    square. The hash then includes the shapes. In an earlier stage it also includes the buckets, which determine the
-    shape of each image.
+    square. The hash then includes the shapes. In an earlier stage, the hash also includes the buckets, which determine
+    the shape of each image.
     """
     settings = {key: value for key, value in data.content().items() if key != data.count_key}
     if source.identity is not None:

@@ -235,7 +235,7 @@ def write_result(
     per_image: Mapping[str, Sequence[float]] | None = None,
     fence: Fence = OPEN,
 ) -> None:
-    """Write a result. Before that, write the numbers of each image, by metric, to a second file."""
+    """Write a result. Before the result, write the numbers of each image, by metric, to a second file."""
     if per_image is not None:
         rounded = {name: [float(f"{value:.7g}") for value in values] for name, values in per_image.items() if values}
         write_checked(file.with_name(PER_IMAGE_FILE), {"metrics": rounded}, fence=fence)

@@ -142,7 +142,7 @@ def _notes(trained: Trained) -> Iterator[str]:
 
 
 def forget_places(file: Path) -> None:
-    """Remove local paths from a config file. Loading a network has written them there."""
+    """Remove the local paths that were written to a config file when a network was loaded."""
     stated = json_object(file)
     cleaned = json.loads(json.dumps(stated), object_pairs_hook=_without_places)
     if cleaned != stated:

@@ -239,8 +239,8 @@ def read_record(
 def _study_baseline(run: RunRecord) -> Baseline | None:
     """Return the baseline of the run's study.
 
-    If there are several, choose the one whose plan is nearest to the run's plan. A study has one baseline for each
-    resolution.
+    If there are several baselines, choose the baseline whose plan is nearest to the run's plan. A study has one
+    baseline for each resolution.
     """
     if (study := run.study) is None:
         return None

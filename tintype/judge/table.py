@@ -215,8 +215,8 @@ def _number(table: Table, line: int, name: str, cell: object) -> float | None:
 def checked(metric: Metric, values: Values, where: str) -> Metric:
     """Return a metric that fits its values.
 
-    If a guessed share has values outside of [0, 1], its values are compared raw. Raise for a declared share with such
-    values. Raise also if runs have two different units, such as 52.3 and 0.523.
+    If a guessed share has values outside of [0, 1], its values are compared raw. Raise for a declared share with values
+    outside of [0, 1]. Raise also if runs have two different units, such as 52.3 and 0.523.
     """
     known = [
         (value, arm)

@@ -56,7 +56,7 @@ class _Products(torch.autograd.Function):
 
 
 def product(left_RK: Tensor, right_CK: Tensor, left_type: torch.dtype, fast: bool = False) -> Tensor:
-    """Return left rightᵀ in bf16.
+    """Return the product left rightᵀ in bf16.
 
     With `fast`, sums use fewer bits. Fewer bits are accurate enough for forward products, but not for gradients.
     """

@@ -2,11 +2,11 @@
 
 The holder of a lease (`tintype.runtime.leases`) can lose the lease without noticing, if the process is paused or its
 network fails. The new holder must not see a late write of the old holder. A check of the lease before a write is not
-sufficient, since a process can be paused between the check and the write. So every commit has three steps, and every
-takeover has two steps:
+sufficient, since a process can be paused between the check and the write. So every commit and every takeover has fixed
+steps:
 
-- To commit, write to a temporary name, or open the file to append to. Check the lease. Then rename or append.
-- To take over, remove all temporary names, and replace growing files by copies. Then read the folder.
+- To commit, write to a temporary name, or open the file to append to. After a check of the lease, rename or append.
+- To take over, remove all temporary names, replace growing files by copies, and then read the folder.
 
 Suppose the old holder checks its lease before the takeover, and writes late. The old holder's write is then either
 finished before the new holder reads, or it has no effect. A late rename fails, since the takeover has removed the

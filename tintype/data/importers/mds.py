@@ -43,7 +43,10 @@ _KINDS: dict[str, str] = {
 }
 _UINT32 = np.dtype("<u4")
 _RAW_MODES = {"L": (1, "PNG"), "LA": (2, "PNG"), "RGB": (3, "PNG"), "RGBA": (4, "PNG"), "CMYK": (4, "TIFF")}
-"""Supported modes of raw pixels. Each has its bytes per pixel, and a file format that stores such pixels exactly."""
+"""Supported modes of raw pixels.
+
+Each mode has its bytes per pixel, and a file format that stores such pixels exactly.
+"""
 
 
 class _File(BaseModel):

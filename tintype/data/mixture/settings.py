@@ -74,7 +74,10 @@ class MixedSource(Share):
 
     @property
     def read(self) -> bool:
-        """Whether the source has a share above 0 at any step. A short training may still read no image of it."""
+        """Whether the source has a share above 0 at any step.
+
+        A short training may still read no image of the source.
+        """
         return self.share > 0 or self.rest > 0
 
     @property

@@ -1,7 +1,7 @@
 """Send questions to a server with OpenAI's chat completions API, such as vLLM, llama.cpp, Ollama, or an online service.
 
-The server is untrusted. The size and time of its answers are limited, and control characters are removed from its
-messages. Redirects are refused, so that no other server gets the API key.
+The server is untrusted. The size and time of the server's answers are limited, and control characters are removed from
+the server's messages. Redirects are refused, so that no other server gets the API key.
 """
 
 from __future__ import annotations
