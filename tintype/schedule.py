@@ -1,4 +1,4 @@
-"""Schedules of a Plan's weights over the steps, as values."""
+"""Define schedules of a Plan's weights over the steps, as immutable values."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def _is_moment(value: int | float) -> int | float:
 
 
 Moment = Annotated[int | float, AfterValidator(_is_moment)]
-"""A step, or a share of the training: 1 is the step after the first, 1.0 the end."""
+"""A step (an integer), or a fraction of the training (a float); 1 is the step after the first, and 1.0 is the end."""
 
 
 def step_of(moment: int | float, steps: int) -> int:
-    """Return the step of a moment in a training of `steps` steps."""
+    """Return the step for a step number or a fraction of a training of `steps` steps."""
     return round(moment * steps) if isinstance(moment, float) else moment
 
 
@@ -62,8 +62,8 @@ class Schedule(Settings):
     def factors_in(self, steps: int) -> set[float]:
         """Return the factors at the first and last of `steps` steps and at the schedule's edges.
 
-        These factors include the minimum and the maximum. If all factors are 0, the schedule does nothing in the run;
-        if all are equal, it is constant.
+        These factors include the minimum and the maximum. If all factors are 0, the schedule has no effect in the run;
+        if all factors are equal, the schedule is constant.
         """
         edges = (0, self.start - 1, self.start, (self.end or 1) - 1, self.end or 0, steps - 1)
         return {self.factor(step) for step in edges if 0 <= step < steps}

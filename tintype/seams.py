@@ -23,7 +23,7 @@ from tintype.runtime.layout import Layout
 
 @dataclass(frozen=True)
 class Draws:
-    """The random numbers of a batch. Each sample position has its own streams, independent of the batch."""
+    """The random numbers of a batch. Each sample position has its own random streams, independent of the batch."""
 
     seed: int
     position_B: Tensor
@@ -42,18 +42,21 @@ class TextTokens:
     tokens_BLC: Tensor
     mask_BL: Tensor
     lengths: tuple[int, ...] | None = None
-    """Number of text tokens of each caption, if the host knows it. Text tokens then come before the padding."""
+    """Number of text tokens of each caption, if this number is known on the host.
+
+    If this number is given, text tokens come before the padding.
+    """
 
 
 Merge = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-"""Function (all tokens before the blocks, the kept tokens after them, their indices or None for all) -> all tokens."""
+"""Function (all tokens before the blocks, kept tokens after them, indices of kept tokens or None) -> all tokens."""
 
 
 @dataclass(frozen=True)
 class Route:
-    """A route through the blocks.
+    """The path of the tokens through the blocks.
 
-    Blocks `start` to `end` - 1 see only the kept tokens, or do not run if no token is kept.
+    Blocks `start` to `end` - 1 process only the kept tokens; if no token is kept, these blocks do not run.
     """
 
     start: int
@@ -61,7 +64,10 @@ class Route:
     kept_BK: Tensor | None
     """Indices of the kept tokens; None if all tokens are kept."""
     merge: Merge | None = None
-    """Function that makes the tokens after the range. Without it, tokens that skipped return unchanged."""
+    """Function that computes the tokens after the routed blocks.
+
+    If None, tokens that skipped the blocks return unchanged.
+    """
 
     def __post_init__(self) -> None:
         if not 0 <= self.start < self.end:
@@ -73,7 +79,7 @@ class _Routed:
     route: Route | None
 
     def tokens_at(self, block: int) -> Tensor | None:
-        """Return the indices of the tokens in `features[block]`, or None if all tokens are there."""
+        """Return the indices of the tokens in `features[block]`; None if no tokens were left out."""
         if self.route is None or not self.route.start <= block < self.route.end:
             return None
         return self.route.kept_BK
@@ -81,7 +87,7 @@ class _Routed:
 
 @dataclass(frozen=True)
 class Tapped(_Routed):
-    """Features of the tapped blocks and the tokens' route, from a pass that ends with the last tapped block."""
+    """Features of the tapped blocks and the route, from a forward pass that ends with the last tapped block."""
 
     features: Mapping[int, Tensor]
     route: Route | None
@@ -89,20 +95,20 @@ class Tapped(_Routed):
 
 @dataclass(frozen=True)
 class Output(_Routed):
-    """Prediction of the denoiser, features of the tapped blocks, and the tokens' route."""
+    """Prediction of the denoiser, features of the tapped blocks, and the route of the tokens."""
 
     prediction_BCHW: Tensor
     features: Mapping[int, Tensor]
     route: Route | None
     attention: Mapping[int, Tensor] = field(default_factory=dict)
-    """Attention logits between the image tokens in some blocks, before the softmax: [B, heads, K, K]."""
+    """Attention logits between the image tokens in some blocks, before the softmax, as [B, heads, K, K]."""
     class_BT: Tensor | None = None
     """Velocity of the class token; None for a denoiser without a class token."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A point on the path: x_t between the data x (t = 0) and the noise (t = 1)."""
+    """A point x_t on the path between the data x (t = 0) and the noise (t = 1)."""
 
     x_BCHW: Tensor
     noise_BCHW: Tensor
@@ -111,12 +117,15 @@ class Sample:
 
 
 TapAverage = Callable[[Tensor, frozenset[int]], Tapped]
-"""Function (t of each sample, blocks) -> features of the averaged denoiser on the batch's images and noise."""
+"""Function (t of each sample, blocks) -> features of the averaged denoiser for the batch's images and noise."""
 
 
 @dataclass(frozen=True)
 class LossInputs:
-    """Inputs of a loss term. Velocities are those that the objective compares, whatever the denoiser predicts."""
+    """Inputs of a loss term.
+
+    The velocities are the ones that the objective compares, for every prediction type of the denoiser.
+    """
 
     output: Output
     sample: Sample
@@ -127,24 +136,25 @@ class LossInputs:
     weight_B: Tensor | None
     """Weight of each sample in the objective; None if the plan has no weighting."""
     image_BCHW: Tensor | None
-    """The images; None if no term needs them, since cached latents need no images."""
+    """The images; None if no loss term needs them, since cached latents replace the images."""
     captions: Sequence[str]
     draws: Draws
     step: int
     seen: Tensor | None = None
-    """Output of the term's own `look` for the clean images."""
+    """Output of the loss term's own `look` method for the clean images."""
     world: World = ALONE
-    """The ranks that share the micro-batch. All other fields only have this rank's samples."""
+    """The ranks that share the micro-batch. All other fields contain only this rank's samples."""
     averaged: TapAverage | None = None
-    """Run the weight average, without gradient and with all tokens.
+    """Run the averaged weights, without gradient and with all tokens.
 
-    Before the first update of the average, and for a plan without one, this runs the denoiser's own weights.
+    Before the first update of the average, and for a plan without an average, this method uses the denoiser's own
+    weights.
     """
 
 
 @dataclass(frozen=True)
 class LossContext:
-    """Information about the run for building a loss term."""
+    """Information about the run that is needed to build a loss term."""
 
     width: int
     grid: tuple[int, int]
@@ -152,22 +162,22 @@ class LossContext:
     device: torch.device
     source: ImageSource
     data_key: str
-    """Key of the data and of everything that decides its pixels."""
+    """Key of the data, including everything that determines its pixels."""
     token_px: int | None = None
-    """Side of the square of pixels that a token covers; None if every image has the grid above."""
+    """Side in pixels of the square that a token covers; None if every image has the grid above."""
     grids: tuple[tuple[int, int], ...] = ()
-    """Token grids of the shapes in `source`; empty if there is one shape."""
+    """Token grids of the image shapes in `source`; empty if all images have one shape."""
     stage_grids: tuple[tuple[tuple[int, int], ...], ...] = ()
-    """Token grids of the same shapes in each earlier stage."""
+    """Token grids of the same image shapes in each earlier stage."""
     batch: int = 1
     """Images per micro-batch and rank in the last stage."""
 
     def grid_of(self, image_BCHW: Tensor) -> tuple[int, int]:
-        """Return the token grid of a batch of images, which all have one shape."""
+        """Return the token grid of a batch of images, which must all have the same shape."""
         return self.grid_at(*image_BCHW.shape[-2:])
 
     def grid_at(self, height: int, width: int) -> tuple[int, int]:
-        """Return the token grid of images of this size in pixels."""
+        """Return the token grid for images of this size in pixels."""
         return self.grid if self.token_px is None else (height // self.token_px, width // self.token_px)
 
 
@@ -180,13 +190,13 @@ class Record:
 
 
 class Order(Protocol):
-    """Map from training positions to images: a pure function, the same for any number of ranks."""
+    """Map from training positions to images, which is a pure function and does not depend on the number of ranks."""
 
     def ids(self, first: int, count: int) -> list[int]:
-        """Return the ids of the source's images at positions first … first + count - 1."""
+        """Return the ids of the source's images at positions first to first + count - 1."""
 
     def once(self, first: int, end: int, chunk: int) -> Iterator[list[int]]:
-        """Yield the ids at positions first … end - 1 in chunks, each once or slightly more often, to prepare them."""
+        """Yield the ids at positions first to end - 1 in chunks, to prepare them; a few ids may be repeated."""
 
 
 class ImageSource(Protocol):
@@ -200,12 +210,12 @@ class ImageSource(Protocol):
 
     def __len__(self) -> int: ...
     def prepare(self, ids: Sequence[int]) -> None:
-        """Make the images now, if the source caches them."""
+        """Render the images now, if the source caches images."""
 
     def expect(self, ids: Sequence[int]) -> None:
-        """Prefetch a batch without waiting, if the source makes images again each time.
+        """Prefetch a batch without waiting, if the source renders images again each time.
 
-        Batches must be prefetched in the order in which they are read. A second call for a batch does nothing.
+        Batches must be prefetched in the order in which they are read. A second call for the same batch does nothing.
         """
 
     def images(self, ids: Sequence[int]) -> Tensor: ...
@@ -214,13 +224,13 @@ class ImageSource(Protocol):
 
 @dataclass(frozen=True)
 class TransformersForm:
-    """A text encoder in the form in which transformers loads it."""
+    """A text encoder in the form that transformers loads."""
 
     network: Any
     """A model that returns `last_hidden_state`."""
     tokenizer: Any
     nothing: int
-    """The single token of a caption that the tokenizer reduces to nothing."""
+    """The only token of a caption for which the tokenizer returns no tokens."""
     max_tokens: int
     clean: bool | str
     compute: str
@@ -234,13 +244,16 @@ class TextEncoder(Protocol):
         """Return the SHA-256 over a frozen encoder's weights, tokenizer and settings; None for a trainable encoder."""
 
     def identity_at(self, max_tokens: int) -> str | None:
-        """Return the identity that the encoder would have with another `max_tokens`."""
+        """Return the identity of this encoder with another `max_tokens`."""
 
     def truncate(self, captions: Sequence[str], max_tokens: int) -> list[str]:
         """Truncate captions to `max_tokens` tokens. Special tokens count."""
 
     def encode(self, captions: Sequence[str]) -> TextTokens:
-        """Encode captions to a fixed number of tokens. Each caption, even an empty one, has at least one token."""
+        """Encode each caption to a fixed number of tokens.
+
+        Each caption, including an empty caption, has at least one token.
+        """
 
     def transformers_form(self) -> TransformersForm | None:
         """Return the network and the tokenizer for transformers; None if transformers has no class for them."""
@@ -248,7 +261,7 @@ class TextEncoder(Protocol):
 
 @dataclass(frozen=True)
 class DiffusersForm:
-    """An autoencoder of diffusers, and the normalisation of its latents: z = (latent - shift) · scale."""
+    """An autoencoder of diffusers, and the normalisation of its latents, z = (latent - shift) · scale."""
 
     network: Any
     shift_C: Tensor
@@ -262,28 +275,29 @@ class Tokenizer(Protocol):
     def stride_px(self) -> int: ...
     @property
     def identity(self) -> str | None:
-        """Return the SHA-256 over weights and normalisation; None for a tokenizer without either."""
+        """Return the SHA-256 over weights and normalisation; None for a tokenizer without weights and normalisation."""
 
     @property
     def arithmetic(self) -> str:
-        """Return the network's dtype and the form of its moments, in words. Other words mean other numbers."""
+        """Describe the network's dtype and the form of its moments; a different description means different numbers."""
 
     @property
     def moment_channels(self) -> int: ...
     def encode(self, image_BCHW: Tensor, draws: Draws) -> Tensor:
         """Encode uint8 images to float32 latents of about mean 0 and standard deviation 1, without gradient.
 
-        `draws` are for a tokenizer that samples: a latent depends on its image and its draws, but not on the batch.
+        A tokenizer that samples uses `draws`, so that a latent depends on its image and its draws, but not on the
+        batch.
         """
 
     def moments(self, image_BCHW: Tensor) -> Tensor:
-        """Return the deterministic part of `encode`, which can be cached: float32 [B, moment_channels, H, W].
+        """Return the deterministic part of `encode`, which can be cached, as float32 [B, moment_channels, H, W].
 
         On a CPU, an image's moments are bit-identical in any batch.
         """
 
     def drawn(self, moment_BCHW: Tensor, draws: Draws) -> Tensor:
-        """Draw latents from moments: `encode(image, draws)` equals `drawn(moments(image), draws)`."""
+        """Sample latents from moments: `encode(image, draws)` equals `drawn(moments(image), draws)`."""
 
     def decode(self, z_BCHW: Tensor) -> Tensor:
         """Decode latents to uint8 images."""
@@ -295,11 +309,11 @@ class Tokenizer(Protocol):
         """Return the network and its normalisation for diffusers; None if diffusers has no such autoencoder."""
 
     def check_latents(self, mean_C: Tensor, std_C: Tensor) -> str | None:
-        """Return what is wrong with latents of these means and standard deviations, and the fix; None if nothing is."""
+        """Return the error and its fix if latents have wrong means and standard deviations; None if they are right."""
 
 
 class Objective(Protocol):
-    """The prediction of the denoiser. The main loss compares `velocity` and `target`."""
+    """The prediction of the denoiser. The main loss compares the fields `velocity` and `target`."""
 
     def draw(self, x_BCHW: Tensor, draws: Draws) -> Sample: ...
     @property
@@ -309,33 +323,35 @@ class Objective(Protocol):
     def target(self, sample: Sample) -> Tensor: ...
     def velocity(self, prediction_BCHW: Tensor, x_t_BCHW: Tensor, t_B: Tensor) -> Tensor: ...
     def x_weight(self, t_B: Tensor) -> Tensor:
-        """Return the factor between the squared error of x and the loss, at each t.
+        """Return the factor between the squared error of x and the loss, for each t.
 
-        If the network does not predict x, x is x_t - t v, where v is the velocity in the loss, clamped or not.
+        If the network does not predict x, x is computed as x_t - t v, where v is the velocity in the loss (clamped or
+        not).
         """
 
     def noise_weight(self, t_B: Tensor) -> Tensor:
-        """Return the factor between the squared error of the noise and the loss, at each t.
+        """Return the factor between the squared error of the noise and the loss, for each t.
 
-        If the network does not predict the noise, the noise is x_t + (1 - t) v, with the same v.
+        If the network does not predict the noise, the noise is computed as x_t + (1 - t) v, where v is the velocity in
+        the loss.
         """
 
 
 class TimeDensity(Protocol):
-    """The density from which training draws t."""
+    """The density from which training samples t."""
 
     def draw(self, draws: Draws) -> Tensor:
-        """Return t of each sample, fp32 in [0, 1)."""
+        """Return t for each sample, as fp32 in [0, 1)."""
 
     def mean_of(self, function: Callable[[Tensor], Tensor]) -> float:
         """Return the mean of a function of t under the density."""
 
     def at(self, height: int, width: int) -> TimeDensity:
-        """Return the density for latents of this size."""
+        """Return the density that is used for latents of this size."""
 
 
 class MainLoss(Protocol):
-    """Main loss: a function of the difference between the objective's `velocity` and `target`."""
+    """Main loss: a function of the difference between `velocity` and `target` of the objective."""
 
     def __call__(self, velocity_BCHW: Tensor, target_BCHW: Tensor, t_B: Tensor) -> Tensor:
         """Return the unweighted loss of each sample."""
@@ -348,45 +364,42 @@ class Weighting(Protocol):
 
 
 class AverageUpdate(Protocol):
-    """One update of the weight averages, which an optimizer can do together with the weights.
+    """One update of the weight averages, which an optimizer can compute together with the update of the weights.
 
-    Each average moves towards its weight by its share: average + share x (weight - average).
+    Each average moves towards its weight by its share, so the new average is average + share x (weight - average).
     """
 
     shares: Sequence[Tensor]
-    """A scalar for each of a weight's averages; 0 if the step is skipped."""
+    """A scalar for each average of a weight; 0 if the step is skipped."""
 
     def take(self, weight: Tensor) -> list[Tensor]:
-        """Return the averages of a weight, in the order of `shares`; the caller moves them.
-
-        Empty if the weight has none.
-        """
+        """Return the averages of a weight in the order of `shares`, for the caller to update; empty if it has none."""
 
     def finish(self) -> None:
-        """Move the averages that were not taken."""
+        """Update the averages that were not requested by `take`."""
 
 
 class WeightAverage(Protocol):
-    """An fp32 average of the weights that it was built with, which the optimizer updates in place."""
+    """An fp32 average of the given weights, which the optimizer updates in place."""
 
     def begin(self, skipped: Tensor) -> AverageUpdate:
         """Count an update, unless `skipped` is 1, and return it.
 
-        The update must be done after the weights have moved.
+        The caller must apply the update after the weights have changed.
         """
 
     def update(self, skipped: Tensor) -> None:
-        """Move the average towards the weights, unless `skipped` (a scalar on their device) is 1.
+        """Update the average from the weights, unless `skipped` (a scalar on their device) is 1.
 
         The host does not wait.
         """
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the average's whole state. A checkpoint saves these tensors and restores them in place."""
+        """Return the complete state of the average. A checkpoint saves these tensors and restores them in place."""
 
 
 class Router(Protocol):
-    """Choice of the tokens that go through each block. A router with parameters is also an `nn.Module`."""
+    """A rule that selects the tokens that each block processes. A router with parameters is also an `nn.Module`."""
 
     def plan(self, grid: tuple[int, int], step: int, draws: Draws) -> Route | None:
         """Return the route of a training step."""
@@ -395,7 +408,7 @@ class Router(Protocol):
         """Return the route of all tokens through all blocks, for sampling and validation."""
 
     def sparse(self, kept_BK: Tensor) -> Route:
-        """Return the route on which only these tokens see the routed blocks, for guidance with a weak branch."""
+        """Return the route that sends only these tokens through the routed blocks, for guidance with a weak branch."""
 
 
 class LossTerm:
@@ -403,13 +416,13 @@ class LossTerm:
 
     A term with parameters is also an `nn.Module`.
 
-    Calls come in this order:
+    The trainer calls the methods in this order:
 
     - construction
     - `ready` before the first step that needs the term
     - `prepare` before the first step
-    - `expect` for the next batches, `look`, then `loss` at each step
-    - `release` when its weight stays zero
+    - `expect` for the next batches, then `look` and `loss` at each step
+    - `release` when the weight of the term stays zero
     """
 
     taps: frozenset[int] = frozenset()
@@ -417,43 +430,46 @@ class LossTerm:
     attention_taps: frozenset[int] = frozenset()
     """Blocks (counted from 0) whose attention between image tokens the term needs."""
     needs_images: bool = True
-    """Whether `look` or `loss` need the clean images.
-
-    If not, `look` is not called, since fetching images takes time.
-    """
+    """Whether `look` or `loss` need the clean images. If no, `look` is not called, since fetching images takes time."""
 
     needs_average: bool = False
     """Whether the term calls `LossInputs.averaged`."""
     caches: bool = False
     """Whether the term caches the output of `look` per image.
 
-    If so, `filled_together`, `prepare` and `expect` are called.
+    If yes, `filled_together`, `prepare` and `expect` are called.
     """
 
     def ready(self) -> str | None:
-        """Load what the term needs only while its weight is not zero, such as a teacher, and return its identity.
+        """Load resources that are needed only while the weight of the term is not zero, such as a teacher; return their
+        identity.
 
-        A run only resumes with the same identity.
+        A run can resume only with the same identity.
         """
 
     def filled_together(self, ids: Sequence[int]) -> list[list[int]]:
-        """Return the groups of images that are computed together and contain these images.
+        """Return the groups of images that are computed together, for all groups that contain these images.
 
-        By default each image is alone.
+        By default, each image is its own group.
         """
         return [[id_] for id_ in ids]
 
     def prepare(self, ids: Sequence[int], shape: tuple[int, int], images: Callable[[Sequence[int]], Tensor]) -> None:
-        """Compute and cache the output of `look` for these images, in whole blocks; all have this height and width.
+        """Compute and cache the output of `look` for these images in complete groups; all images have this height and
+        width.
 
-        `images` returns images by id on the device. Every rank gets all ids; ranks that share a cache share the work.
+        `images` is a function that returns images by id on the device. Every rank gets all ids; ranks that share a
+        cache divide the work.
         """
 
     def expect(self, ids: Sequence[int], shape: tuple[int, int]) -> None:
         """Prefetch the output of `look` for a batch of images of this height and width."""
 
     def look(self, image_BCHW: Tensor, ids: Sequence[int]) -> Tensor | None:
-        """Return what the term needs from the clean images, without gradient. The time counts as the teacher's."""
+        """Return the features that the term needs from the clean images, without gradient.
+
+        The duration of this call counts as time of the teacher.
+        """
 
     def loss(self, view: LossInputs) -> Tensor:
         """Return the loss of each sample."""
@@ -468,14 +484,14 @@ class JointGroup:
     """Parameters that joint training optimizes as a separate group, with AdamW."""
 
     name: str
-    """Name of the group in `optimizer.json`."""
+    """Name of the parameter group in `optimizer.json`."""
     prefix: str
     """Prefix of the parameters' names."""
     lr: float
 
 
 class JointBatch(Protocol):
-    """A micro-batch as input of joint training."""
+    """Inputs of one micro-batch for joint training."""
 
     @property
     def image_BCHW(self) -> Tensor | None: ...  # noqa: N802
@@ -487,11 +503,11 @@ class JointBatch(Protocol):
     def step(self) -> int: ...
     @property
     def seen(self) -> Mapping[str, Tensor | None]:
-        """Return the outputs of `look` by the name of the loss term."""
+        """Return the outputs of `look` by the names of the loss terms."""
 
 
 class JointHost(Protocol):
-    """The run to which joint training belongs."""
+    """The run that joint training belongs to."""
 
     @property
     def world(self) -> World: ...
@@ -503,26 +519,26 @@ class JointHost(Protocol):
 
 
 class JointStep(Protocol):
-    """One step of joint training."""
+    """Inputs of one step of joint training."""
 
     def latents(self, batch: JointBatch, last: bool) -> Tensor:
-        """Add the gradients of a micro-batch, and return the latents to train the denoiser on."""
+        """Add the gradients of a micro-batch, and return the latents for the training of the denoiser."""
 
     def clip(self, grad_norm: Tensor) -> Tensor:
-        """Clip the joint training's own gradients.
+        """Clip the gradients of joint training.
 
-        Return the given norm of all others, or NaN if the step must be skipped.
+        Return the given norm of all other gradients, or NaN if the step must be skipped.
         """
 
     def finish(self, skipped: Tensor) -> dict[str, Tensor]:
-        """Return the numbers to log. A skipped step leaves no trace."""
+        """Return the numbers to log. A skipped step changes no state."""
 
 
 class JointTraining(Protocol):
     """Training of the tokenizer together with the denoiser, with separate losses and a separate backward pass.
 
-    Calls come in this order: construction with the modules; `begin` once they are on the device; `attach` once they are
-    sharded or replicated; `ready` before the first step.
+    The trainer calls the methods in this order: construction with the modules; `begin` when the modules are on the
+    device; `attach` when they are sharded or replicated; `ready` before the first step.
     """
 
     @property
@@ -536,27 +552,28 @@ class JointTraining(Protocol):
         """Return the parameters whose gradients joint training clips itself."""
 
     def begin(self, source: ImageSource, order: Order, seed: int, images: int, alike: int | None = None) -> None:
-        """Measure statistics on the first of the run's `images` images, which have the first stage's size.
+        """Compute statistics on the first of the run's `images` images, which have the size of the first stage.
 
-        `alike` is the number of consecutive images that surely share one shape; None if all images do.
+        `alike` is the number of consecutive images that certainly have the same shape; None if all images have the same
+        shape.
         """
 
     def attach(self, terms: Mapping[str, LossTerm], frozen: Sequence[nn.Parameter], layout: Layout) -> None:
-        """Set the loss terms, by name, and the parameters that joint training's backward pass must not reach."""
+        """Set the loss terms by name, and the parameters that the backward pass of joint training must not reach."""
 
     def ready(self) -> dict[str, str | None]:
-        """Load what only training needs, and return the identities of what was loaded."""
+        """Load resources that only training needs, and return their identities."""
 
     def begin_step(self, host: JointHost, clock: Clock, loss_scale: float, accumulate: int) -> JointStep: ...
 
 
 TrackerStatus = Literal["finished", "stopped", "failed"]
 VerdictRow = Mapping[str, str | float | None]
-"""A comparison of a study as words and numbers. All rows have the same keys."""
+"""A comparison from a study, as words and numbers. All rows have the same keys."""
 
 
 class Tracker(Protocol):
-    """Mirror of a run or a study in another service. Reports still read the run's own files.
+    """A copy of a run or a study in an external tracking service. Reports still read the run's own files.
 
     Methods may raise: the run goes on.
     """
@@ -569,11 +586,11 @@ class Tracker(Protocol):
         """Log the verdicts of a study, at least one row."""
 
     def close(self, status: TrackerStatus) -> None:
-        """Send the rest. The same run may be opened again later."""
+        """Send the rest. The same run can be opened again later."""
 
 
 VelocityFn = Callable[[Tensor, float], Tensor]
-"""Function (x_t_BCHW, t) -> velocity, with the same t for all samples."""
+"""Function that takes x_t_BCHW and one t for all samples, and returns the velocity."""
 
 
 class Sampler(Protocol):
@@ -582,16 +599,16 @@ class Sampler(Protocol):
     def __call__(
         self, velocity: VelocityFn, noise: Tensor, times: Sequence[float], draws: Draws, on_step: Callable[[], None]
     ) -> Tensor:
-        """Return the data at the last of the descending `times`, from the noise at the first.
+        """Integrate from the noise at the first of the descending `times`; return the data at the last time.
 
-        `on_step` is called after each step. Random numbers come from `draws`, so an image depends neither on its batch
-        nor on torch's generator. The state is fp32. The state's first dimension is the samples; the other dimensions
-        can have any shape, such as flat rows for latents with a class token.
+        `on_step` is called after each step. Random numbers come from `draws`, so an image does not depend on its batch
+        or on torch's generator. The state is fp32. The first dimension of the state is the samples. The other
+        dimensions can have any shape, such as flat rows for latents with a class token.
         """
 
 
 class Encoder(Protocol):
-    """A frozen image encoder. The encoder's preprocessing is part of every metric computed with it."""
+    """A frozen image encoder. The preprocessing of images is part of every metric that uses the encoder."""
 
     def __hash__(self) -> int: ...
     @property
@@ -602,7 +619,10 @@ class Encoder(Protocol):
 
     @property
     def identity(self) -> str:
-        """Return the SHA-256 over weights and preprocessing. Features of two identities must never be compared."""
+        """Return the SHA-256 over weights and preprocessing.
+
+        Features of encoders with different identities must never be compared.
+        """
 
     def prepare(self, image_BCHW: Tensor) -> Tensor:
         """Convert uint8 images of one size to the network's float32 input, on the network's device."""
@@ -612,13 +632,13 @@ class Encoder(Protocol):
 
 
 class TextImageEncoder(Encoder, Protocol):
-    """An encoder that maps texts and images to one space."""
+    """An encoder that maps texts and images to the same space."""
 
     @property
     def text_identity(self) -> str:
         """Return the SHA-256 over the tokenizer.
 
-        The features of texts depend on this and on `identity`, which does not cover the tokenizer.
+        Features of texts depend on this hash and on `identity`, since `identity` does not cover the tokenizer.
         """
 
     def encode_text(self, prompts: Sequence[str]) -> Tensor: ...

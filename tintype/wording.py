@@ -1,7 +1,7 @@
-"""Options inside messages, as data: the command line shows `--arm muon`, Python shows `arm="muon"`.
+"""Represent options in messages as data: the command line shows `--arm muon`, and Python shows `arm="muon"`.
 
 `option("arm", "muon")` returns text with the name and the value between marks, which fits into any f-string. `rendered`
-replaces the marks by the wording of one language. No other code reads or writes a mark.
+replaces the marks with the wording of one language. No other code reads or writes a mark.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 Language: TypeAlias = Literal["command", "python"]
 _OPEN, _VALUE, _CLOSE, _AGAIN = "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3"
-"""Noncharacters: Unicode reserves them for use inside a program, so foreign text does not contain them."""
+"""Noncharacters: Unicode reserves the marks for internal use of programs, so foreign text does not contain them."""
 MARKS = frozenset((_OPEN, _VALUE, _CLOSE, _AGAIN))
 _AGAIN_WORDS: dict[Language, str] = {"command": "run the same command", "python": "make the same call"}
 _ARGUMENTS = {
@@ -26,16 +26,16 @@ _ARGUMENTS = {
     "set": "settings",
     "technique": "techniques",
 }
-"""Function arguments whose name differs from the option's.
+"""Function arguments whose names differ from the option's name.
 
-All other arguments are named as the option, as `ema_length`.
+All other arguments have the same name as the option, such as `ema_length`.
 """
 _POSITIONAL = frozenset(("plugin", "set", "technique"))
-"""Options that a function takes by position. Python shows their value alone."""
+"""Options that a function takes by position. In Python, only the values of these options are shown."""
 _SAFE = frozenset("@%+=:,./-_…")
-"""Characters, besides letters and digits, without a special meaning in any shell."""
+"""Characters, besides letters and digits, that have no special meaning in any shell."""
 _IN_DOUBLE_QUOTES = frozenset('"$`\\!')
-"""Characters with a special meaning within a shell's double quotes."""
+"""Characters that have a special meaning within double quotes of a shell."""
 
 
 class Option(NamedTuple):
@@ -77,7 +77,7 @@ def rendered(text: str, language: Language = "command") -> str:
 
 
 def options_in(text: str) -> Iterator[Option]:
-    """Yield the options that a message names."""
+    """Yield the options in a message."""
     for other in text.split(_OPEN)[1:]:
         yield _parsed(other.partition(_CLOSE)[0])
 
@@ -97,7 +97,7 @@ def _shown(one: Option, language: Language) -> str:
 
 
 def _in_shell(value: str) -> str:
-    """Return the value quoted for a shell if necessary: in double quotes, or in single quotes as a last resort."""
+    """Return the value, quoted for a shell if necessary, by double quotes or, as a last resort, by single quotes."""
     if value and all(letter.isalnum() or letter in _SAFE for letter in value):
         return value
     return shlex.quote(value) if _IN_DOUBLE_QUOTES & set(value) else f'"{value}"'

@@ -11,7 +11,7 @@ from pydantic import Field
 from tintype.errors import UserError
 
 Pin = Annotated[str | None, Field(pattern="^[0-9a-f]{8,64}$")]
-"""The first digits that an identity must have; None accepts any identity."""
+"""The first hexadecimal digits that an identity must have; None accepts any identity."""
 _SHA256 = re.compile("[0-9a-f]{64}")
 _SHOWN, _SHOWN_DIGITS, _SHOWN_LETTERS = 6, 12, 60
 
@@ -21,7 +21,7 @@ def check_same(
 ) -> None:
     """Raise unless the value recorded in `where` equals the current value. Nested settings are compared key by key.
 
-    If a value differs, `unless` is called. The difference is accepted if `unless` returns True.
+    If a value differs, `unless` is called; the difference is accepted if `unless` returns True.
     """
     there, here = _flat(recorded), _flat(found)
     changes = {key: (there.get(key), here.get(key)) for key in there | here if there.get(key) != here.get(key)}

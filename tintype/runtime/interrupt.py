@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM set a flag that every long loop polls. A second signal ends the process at once."""
+"""SIGINT and SIGTERM set a flag that every long loop polls. A second signal ends the process immediately."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tintype.runtime.signals import handle_signals
 
 
 class Interrupt:
-    """The flag that a signal sets. `signal` is the number of the received signal, or None."""
+    """The flag that a signal handler sets. `signal` is the number of the received signal; None before any signal."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
 
     def on_any_rank(self, world: World) -> bool:
-        """Return whether any rank received a signal. If so, set the flag on all ranks."""
+        """Return whether any rank received a signal, and if so, set the flag on all ranks."""
         if number := world.all_reduce_max(self.signal or 0):
             self.signal = number
         return self.signal is not None
@@ -25,7 +25,7 @@ class Interrupt:
 
 @contextmanager
 def watch_signals(*numbers: signal.Signals) -> Iterator[Interrupt]:
-    """Set the yielded flag at the first of the given signals, by default SIGINT and SIGTERM."""
+    """Yield a flag that the first of the given signals sets, by default SIGINT or SIGTERM."""
     interrupt = Interrupt()
 
     def note(number: int) -> None:

@@ -1,7 +1,7 @@
-"""How the ranks of a run hold its weights: replicated (DDP), sharded (FSDP2), or both (HSDP).
+"""Place the weights of a run on its ranks as replicas (DDP), as shards (FSDP2), or as sharded replicas (HSDP).
 
 The ranks form a grid of replicas × shards. The ranks of one row hold the shards of one replica. The ranks of one column
-hold the same shard. DDP has one column, FSDP2 one row.
+hold the same shard. A DDP grid has one column, and an FSDP2 grid has one row.
 """
 
 from __future__ import annotations
@@ -83,7 +83,11 @@ def share_of_batch(batch: int, accumulate: int, world: World) -> int:
 
 
 def broadcast_weights(modules: nn.Module, world: World) -> None:
-    """Broadcast the first rank's weights. The same seed can give different last bits on different processors."""
+    """Broadcast the first rank's weights.
+
+    Initializing from the same seed on every rank is not enough, since different processors can give different last
+    bits.
+    """
     for tensor in modules.state_dict().values() if world.size > 1 else ():
         dist.broadcast(tensor, 0)
 
@@ -115,8 +119,9 @@ def shard_blocks(denoiser: nn.Module, layout: Layout, gather: torch.dtype | None
 def can_reshard(device_type: str) -> bool:
     """Return whether gathered weights can be released after the forward pass.
 
-    torch before 2.13 cannot do so on the CPU. There the backward pass fails with `setStorage: ... out of bounds for
-    storage of size 0`. The weights then stay gathered, which takes memory and changes no number.
+    On the CPU, torch before 2.13 cannot release them: the backward pass fails with `setStorage: ... out of bounds for
+    storage of size 0`. Weights that cannot be released stay gathered, which takes memory but does not change the
+    results.
     """
     return device_type != "cpu" or tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
 
@@ -141,7 +146,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def rows_of_shard(rows: int, shard: int, shards: int) -> int:
-    """Return how many rows of a matrix FSDP2 gives to a shard.
+    """Return how many rows of a matrix FSDP2 assigns to a shard.
 
     As in torch.chunk, the last shards may get fewer rows or none.
     """

@@ -1,24 +1,26 @@
-"""Leases: only one process at a time works on each item of a folder, even if several machines share the folder.
+"""Implement leases, so that only one process at a time works on each item of a folder, even across machines.
 
-A lease is a series of claims, `NAME/000001.json`, `NAME/000002.json` and so on. Each claim is made by an exclusive
-create, which has one winner on any file system, and only the newest claim counts. The newest claim's number is the
-fencing number. This number only grows, since claims are never removed. The holder rewrites its own claim every few
-seconds (the heartbeat) with its progress, and at the end with the outcome. No process writes to the claim of a living
-holder except that holder. File system locks are not used.
+A lease is a series of claims, `NAME/000001.json`, `NAME/000002.json` and so on. A process makes a claim by an exclusive
+file creation, which can succeed for only one process on any file system. Only the newest claim counts. The newest
+claim's number is the fencing number. The fencing number only grows, since claims are never removed. Every few seconds,
+the holder rewrites its own claim with its progress (the heartbeat). At the end, the holder writes the outcome. Only the
+holder writes to its claim while the holder lives. File system locks are not used.
 
-Clocks of two machines are never compared. Each waiting process measures by its own clock how long the newest claim has
-not changed. After 1.5 times the claim's expiry, a waiting process takes the lease. If the holder ran on the waiting
-process's machine, the waiting process takes the lease as soon as the holder's process has ended.
+Clocks of two machines are never compared. Each waiting process uses its own clock to measure how long the newest claim
+has not changed. A waiting process takes the lease when the claim has not changed for 1.5 times its expiry. If the
+holder ran on the same machine as the waiting process, the waiting process takes the lease as soon as the holder's
+process ends.
 
-The holder measures time since the start of its last heartbeat, and gives up the lease after the expiry. So two holders
-never overlap if other machines see a heartbeat within half the expiry. NFS caches last up to a minute. A holder that
-slept longer than the expiry claims the lease again, unless another process made the next claim first.
+The holder measures time since the start of its last heartbeat, and gives up the lease after the expiry. So there are
+never two holders at a time if other machines see a heartbeat within half the expiry. NFS caches can be up to a minute
+old. A holder that was suspended for longer than the expiry claims the lease again, unless another process made the next
+claim first.
 
-A claim carries a checksum, and each of its values has a type and bounds. The holder of an unreadable claim (empty,
-damaged, of a later version) is unknown. A waiting process takes the lease after an unreadable claim has not changed for
-1.5 times the usual expiry.
+A claim carries a checksum, and each of its values has a type and bounds. A claim can be unreadable because its file is
+empty, damaged or of a later version. The holder of an unreadable claim is unknown. A waiting process takes the lease
+after an unreadable claim has not changed for 1.5 times the usual expiry.
 
-`Fence` describes how a former holder is kept from writing late.
+`Fence` describes how a former holder is prevented from writing late.
 """
 
 from __future__ import annotations
@@ -46,23 +48,26 @@ from tintype.runtime.notes import note_once
 from tintype.runtime.room import is_full
 
 EXPIRY_S = 120.0
-"""Time without a written heartbeat after which the holder has lost its lease."""
+"""If the holder writes no heartbeat for this time, it has lost its lease."""
 BEAT_S = 5.0
 """Time between heartbeats; at most a tenth of the expiry."""
 MOST_EXPIRY_S = 86_400.0
-"""Longest expiry in a valid claim. Otherwise the run of a dead worker could wait for days."""
+"""Longest expiry in a valid claim. Without this limit, the run of a dead worker could wait for days."""
 _PATIENCE = 1.5
 """Other processes wait this multiple of the claim's expiry before they take the lease."""
 _UNKNOWN = Process("", 0)
 _NAME = re.compile(r"([0-9]{6})\.json")
 _MOST_CLAIMS = 999_999
-"""Largest number of claims per lease. More claims would need longer file names."""
+"""Largest number of claims per lease, given by the length of the file names."""
 _MOST_BYTES = 1 << 20
-"""Largest size of a claim's file, in bytes. The claim of a run has about one thousandth of it."""
+"""Largest size of a claim file, in bytes. The claim of a run has about one thousandth of this size."""
 
 
 class LostLeaseError(Exception):
-    """Raised when another process has the lease, or when the folder is gone. This process must stop writing."""
+    """Raised when another process has the lease, or when the folder is gone.
+
+    The process that gets this error must stop writing.
+    """
 
 
 class MovedError(UserError):
@@ -70,14 +75,14 @@ class MovedError(UserError):
 
 
 def boot_clock() -> float:
-    """Return the seconds of a clock that also runs while the machine sleeps, and that nobody can set."""
+    """Return the seconds of a clock that also runs while the machine sleeps, and that no process can set."""
     if (clock := getattr(time, "CLOCK_BOOTTIME", None)) is not None:
         return time.clock_gettime(clock)
     return time.monotonic()
 
 
 class Disk:
-    """File system operations of leases."""
+    """File system operations that leases use."""
 
     def names(self, folder: Path) -> list[str]:
         """Return the names in a folder; empty if the folder is missing."""
@@ -94,7 +99,10 @@ class Disk:
             return False
 
     def is_gone(self, path: Path) -> bool:
-        """Return whether a file is surely missing. If its folder cannot be reached at the moment, return False."""
+        """Return whether a file is surely missing.
+
+        Return False if the file's folder cannot be reached at the moment.
+        """
         try:
             path.stat()
         except (FileNotFoundError, NotADirectoryError):
@@ -137,7 +145,7 @@ class Disk:
 
 
 class _Checked(BaseModel):
-    """Types and bounds of a claim's values. Extra keys are refused, since their type is unknown."""
+    """Types and bounds of a claim's values. Extra keys are refused, since their types are unknown."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
@@ -197,7 +205,7 @@ class _Content(_Checked):
 
 @dataclass(frozen=True)
 class Claim:
-    """The content of a claim's file. If the file cannot be read, only the claim's number is known."""
+    """The content of a claim file. If the file cannot be read, only the claim's number is known."""
 
     number: int
     process: Process = _UNKNOWN
@@ -207,13 +215,13 @@ class Claim:
     held_s: float = 0.0
     """Seconds for which the holder had held the lease at the last heartbeat."""
     about: Mapping[str, Json] = field(default_factory=dict)
-    """Details that the holder gave when it took the lease."""
+    """Details that the holder recorded when it took the lease."""
     now: Mapping[str, Json] = field(default_factory=dict)
     """Progress of the holder at the last heartbeat."""
     ended: Mapping[str, Json] | None = None
     """Outcome of the work; None until the holder gives the lease back."""
     damage: str = ""
-    """Why the claim cannot be read; empty if it can."""
+    """The reason why the claim cannot be read; empty if the claim is readable."""
 
     @classmethod
     def parse(cls, number: int, content: bytes) -> Claim:
@@ -268,7 +276,7 @@ class Claim:
 
     @property
     def is_dead(self) -> bool:
-        """Return whether the holder has surely ended without giving the lease back."""
+        """Return whether the holder has certainly ended without giving the lease back."""
         return self.ended is None and self.process.has_ended
 
 
@@ -288,12 +296,12 @@ class Leases:
         self.folder, self.worker, self.expiry_s, self.beat_s = folder, worker, expiry_s, beat_s
         self.disk, self.clock = disk or Disk(), clock
         self.anchor = anchor if anchor is not None and anchor.is_file() else None
-        """A file that exists as long as the folder has not moved."""
+        """A file whose path exists only as long as the folder has not moved."""
         self._seen: dict[str, tuple[int, bytes, float]] = {}
         """The newest claim of each lease, its content, and the time since which it has not changed."""
 
     def is_moved(self) -> bool:
-        """Return whether the folder was moved. Further writes would create a second folder in the old place."""
+        """Return whether the folder was moved. If so, further writes would create a second folder at the old path."""
         return self.anchor is not None and self.disk.is_gone(self.anchor)
 
     def check_place(self) -> None:
@@ -338,11 +346,11 @@ class Leases:
     def take(
         self, name: str, about: Mapping[str, Json] | None = None, finished: bool = False, over: int = 0
     ) -> Lease | None:
-        """Take the lease; return None if another process holds it or was faster.
+        """Take the lease; return None if another process holds the lease or claimed it first.
 
-        `finished` says that the work is done and needs no claim. Then an unreadable newest claim counts as over after
-        two heartbeats, since a living holder would have rewritten the claim by then. `over` is the number of a claim
-        that another process has already seen expire.
+        `finished` means that the work is done and needs no claim. With `finished`, an unreadable newest claim counts as
+        over after two heartbeats, since a living holder would have rewritten the claim by then. `over` is the number of
+        a claim for which another process has already waited until the claim expired.
         """
         self.check_place()
         newest = self.newest(name)
@@ -364,8 +372,8 @@ class Leases:
     def note_death(self, name: str, process: int, reason: str) -> Claim | None:
         """Record in the newest claim how its process ended, and return the claim.
 
-        The process that started the ended process calls this. Return None if the newest claim is of another process, or
-        if the process has not ended without an outcome.
+        Only the process that started the ended process calls this function. Return None if the newest claim belongs to
+        another process, or if its process has recorded an outcome or has not ended.
         """
         newest = self.newest(name)
         if newest is None or newest.process.pid != process or not newest.is_dead:
@@ -381,7 +389,7 @@ class Leases:
 
 
 class Lease:
-    """A lease that this process holds or has lost. A thread writes its heartbeat until `end`."""
+    """A lease that this process holds or has lost. A thread writes the heartbeat of the lease until `end` is called."""
 
     def __init__(self, leases: Leases, name: str, claim: Claim, before: list[Claim], began_s: float) -> None:
         self.name, self.claim, self.before = name, claim, before
@@ -413,7 +421,7 @@ class Lease:
         self._now = dict(now)
 
     def check(self) -> None:
-        """Raise LostLeaseError if another process has the lease, or may have it."""
+        """Raise LostLeaseError if another process has the lease, or could have it by now."""
         with self._lock:
             if self._holds():
                 return
@@ -422,7 +430,7 @@ class Lease:
             raise LostLeaseError(f"another process has taken over {self.name} from {process_name()}")
 
     def end(self, how: Mapping[str, Json]) -> None:
-        """Give the lease back and record how the work ended. If the lease is lost, nothing is written."""
+        """Give the lease back and record how the work ended. Write nothing if the lease is lost."""
         self._over.set()
         with self._lock:
             if self._holds():
@@ -449,8 +457,8 @@ class Lease:
     def _holds(self) -> bool:
         """Return whether this process has the lease.
 
-        After a sleep longer than the expiry, claim the lease again if no other process has claimed it. If the disk is
-        full, try again later: no other process can write a claim to a full disk either.
+        If the process slept longer than the expiry, claim the lease again unless another process has claimed it. If the
+        disk is full, try again later, since no other process can write a claim to a full disk either.
         """
         leases = self._leases
         if self._lost or leases.is_moved():

@@ -1,7 +1,7 @@
-"""Locks that keep a second process out of a folder, or away from work that another process does.
+"""Use lock files, so that only one process uses a folder or does a piece of work.
 
-A lock is released when its process ends. Some cluster file systems do not support locks. There a lock keeps no process
-out. The leases of a study (`leases`) do not depend on locks.
+A lock is released when its process ends. Some cluster file systems do not support locks, and a lock on such a file
+system keeps no process out. The leases of a study (module `leases`) do not depend on locks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 _LOCK = ".lock"
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
-"""Errors of a file system without locks."""
+"""Error numbers of file systems that do not support locks."""
 _WAIT_S = 120.0
 _LOOK_S = 0.1
 ANOTHER_OUT = f"choose another {option('out')}"
@@ -34,11 +34,11 @@ ANOTHER_OUT = f"choose another {option('out')}"
 
 @contextmanager
 def locked(folder: Path, otherwise: str = ANOTHER_OUT, passed: Collection[int] = ()) -> Iterator[None]:
-    """Make the folder and lock it against other processes. The lock is released when this process ends.
+    """Make the folder, and lock it against other processes. The lock is released when this process ends.
 
-    The lock file names this process, for messages. Unfinished files of killed processes are removed from the folder.
-    `passed` are processes whose lease was taken over: if a process of `passed` holds the lock file, the file is
-    unlinked and a new one is made.
+    The lock file contains this process's id, for error messages. Unfinished files of killed processes are removed from
+    the folder. `passed` are processes whose leases were taken over. If one of these processes holds the lock file, the
+    file is unlinked and a new file is made.
     """
     with as_user_error(OSError, f"cannot write to {folder}", otherwise):
         folder.mkdir(parents=True, exist_ok=True)
@@ -64,22 +64,26 @@ def taking_turns(lock: Path) -> Iterator[None]:
 
 
 class SharedWork:
-    """Work on many items that several processes share, so that each item is done once.
+    """Share the work on many items among several processes, so that each item is done once.
 
-    A process that works on an item locks the item's byte in a file that all processes open. If a process is killed, the
-    other processes do its items. The locks belong to the open file and not to the process (`F_OFD_SETLK`). A process
-    lock would be released as soon as any descriptor of the file is closed, even by a library. On a system without such
-    locks, each process does all items: the results are the same, but the work is repeated.
+    Before a process works on an item, it locks the item's byte in a file that all processes open. If a process is
+    killed, the other processes do its items. The locks belong to the open file and not to the process (`F_OFD_SETLK`).
+    A lock of the process would be released as soon as any code, even a library, closes a descriptor of the file. On a
+    system without `F_OFD_SETLK`, each process does all items; the results are the same, but the work is repeated.
     """
 
     def __init__(self, words: str, open_file: Callable[[], int] | None) -> None:
-        """Set up the shared work. `words` names the items in messages; `open_file` returns a new writable descriptor.
+        """Set up the shared work. `words` describes the items in messages; `open_file` returns a new writable
+        descriptor.
 
         Without `open_file` this process does all the work.
         """
         self._words, self._open = words, open_file
         self._held: tuple[int, int] | None = None
-        """The process that opened the file, and its descriptor. A fork would share its parent's locks."""
+        """The id of the process that opened the file, and the file's descriptor.
+
+        A forked process would share the locks of its parent.
+        """
         self._has_locks = open_file is not None and hasattr(fcntl, "F_OFD_SETLK")
 
     def do(
@@ -90,10 +94,10 @@ class SharedWork:
         make: Callable[[list[T]], None],
         portion: int,
     ) -> int:
-        """Work until no item is left; return how many items this process made.
+        """Work until all items are done; return how many items this process made.
 
-        This process makes one portion at a time, and waits for items that other processes are making. `place` is the
-        byte of an item in the lock file.
+        This process makes one portion at a time, and then waits for items that other processes are making. `place` is
+        the byte in the lock file that stands for an item.
         """
         made = 0
         while items := left(items):
@@ -107,7 +111,7 @@ class SharedWork:
         return made
 
     def _take(self, items: Sequence[T], place: Callable[[T], int], portion: int) -> list[T]:
-        """Lock some items that no other process is making. If all are taken, wait for the first item."""
+        """Lock some items that no other process is making. If all items are taken, wait for the first item."""
         mine: list[T] = []
         try:
             for item in items:
@@ -148,10 +152,10 @@ def _close_own(process: int, descriptor: int) -> None:
 def wait_for_lock(
     folder: Path, stop: Callable[[], bool], on_wait: Callable[[str], None], passed: Collection[int] = ()
 ) -> bool:
-    """Wait at most `_WAIT_S` seconds until no other process works in the folder. Return False if `stop` ended the wait.
+    """Wait at most `_WAIT_S` seconds until no other process works in the folder; return False if `stop` ended the wait.
 
-    The wait gives a killed process time to exit. If there is a wait, `on_wait` is called with one sentence about it.
-    Locks that the processes in `passed` hold are ignored.
+    The wait gives a killed process time to exit. If the function must wait, it calls `on_wait` once with a sentence for
+    the user. Locks that the processes in `passed` hold are ignored.
     """
     if not os.access(folder / _LOCK, os.W_OK):  # the file is missing, or `locked` will report why it is unusable
         return True
@@ -181,7 +185,7 @@ def _take(lock: TextIO) -> bool:
 
 
 def _holder(folder: Path) -> str:
-    """Return the id of the process that holds the lock, in words; empty if the lock file has no id."""
+    """Return a phrase with the id of the process that holds the lock; empty if the lock file has no id."""
     return f" ({holder})" if (holder := _held_by(folder)) is not None else ""
 
 
@@ -193,9 +197,9 @@ def _held_by(folder: Path) -> int | None:
 
 
 def refuse_foreign(folder: Path, mark: str) -> None:
-    """Raise if a folder has files but no file named `mark`: another program may have written them.
+    """Raise if a folder has files but no file named `mark`, since another program may have written those files.
 
-    Hidden files and `checkpoints` are allowed, since an earlier attempt may have left them.
+    Hidden files and the folder `checkpoints` are allowed, since an earlier attempt may have left them.
     """
     if any(not entry.name.startswith(".") and entry.name != "checkpoints" for entry in folder.iterdir()):
         raise UserError(

@@ -1,4 +1,4 @@
-"""The machine of a run: its device and threads, its fp32 precision, its packages, and the commit of the code."""
+"""Device, threads, fp32 precision, package versions and code commit of the machine of a run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tintype.wording import setting
 
 @contextmanager
 def exact_fp32(exact: bool = True) -> Iterator[None]:
-    """Compute fp32 convolutions without TF32, which cuDNN uses by default."""
+    """Compute fp32 convolutions without TF32, since cuDNN uses TF32 by default."""
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = not exact
     try:
@@ -34,9 +34,10 @@ def exact_fp32(exact: bool = True) -> Iterator[None]:
 
 @contextmanager
 def cpu_threads(device: str, threads: int) -> Iterator[None]:
-    """Set torch's number of CPU threads, since the number decides the order of summation and so the last bits.
+    """Set the number of CPU threads in torch, since this number decides the order of summation and thereby the last
+    bits.
 
-    On a GPU torch keeps its own number of threads, since the GPU computes the sums.
+    On a GPU, leave the number of threads unchanged, since the GPU computes the sums.
     """
     before = torch.get_num_threads()
     if choose_device(device).type == "cpu":
@@ -53,7 +54,7 @@ def cores() -> int:
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the torch device for a name. Under torchrun each rank gets a GPU of its own."""
+    """Return the torch device for a name. Under torchrun, each rank gets its own GPU."""
     if name in ("auto", "cuda") and torch.cuda.is_available():
         return torch.device("cuda", current().local_rank) if current().joined else torch.device("cuda")
     if name == "auto":
@@ -72,7 +73,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Return the software versions and the hardware that can change a run's numbers."""
+    """Return the software versions and the hardware, which can change the numerical results of a run."""
     return {
         "tintype": tintype.__version__,
         **({"commit": commit} if (commit := code_commit()) else {}),
@@ -88,8 +89,8 @@ def environment(device: torch.device) -> dict[str, Any]:
 def code_commit() -> str:
     """Return the git commit of the package's checkout, and whether files differ from that commit.
 
-    Empty if the package is not in a checkout of its own. An installed package can lie inside another project's
-    repository.
+    Return an empty value if the package is not in its own checkout. An installed package can lie inside another
+    project's repository.
     """
     package = Path(tintype.__file__).parent
     git = ["git", "-c", "core.fsmonitor=false", "-C", str(package)]
@@ -101,7 +102,7 @@ def code_commit() -> str:
 
 
 def _output(command: Sequence[str]) -> str:
-    """Return the output of a command; empty if the command is not installed, fails or does not end."""
+    """Return the output of a command; empty if the command is not installed, fails or times out."""
     try:
         done = subprocess.run(command_with_parent(command), capture_output=True, text=True, check=True, timeout=10)
     except (OSError, subprocess.SubprocessError):

@@ -1,9 +1,10 @@
-"""Detect out-of-memory errors of a GPU, including errors that an operation hides.
+"""Detect out-of-memory errors of a GPU, including errors from which an operation recovers silently.
 
-cuDNN has several algorithms for a convolution. If an algorithm's workspace does not fit into memory, torch silently
-takes the next algorithm. The process then keeps this choice (`Conv_v8.cpp`, `try_configs`). Another algorithm gives
-other last digits. So a run that shares a full GPU can end with other weights than the same run alone. If no algorithm
-fits, torch raises a plain `RuntimeError`. torch's allocator counts both cases as out of memory.
+cuDNN has several algorithms for a convolution. If the workspace of an algorithm does not fit into memory, torch
+silently uses the next algorithm. torch then uses this algorithm until the process ends (`Conv_v8.cpp`, `try_configs`).
+Another algorithm gives different last digits. So a run that shares a full GPU can end with different weights from a run
+that has the GPU alone. If no algorithm fits, torch raises a plain `RuntimeError`. In both cases, torch's allocator
+counts an out-of-memory event.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def checked_memory() -> Iterator[None]:
 
 
 _RAN_OUT = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "CUDNN_STATUS_INTERNAL_ERROR")
-"""Texts of errors that libraries raise when memory runs out, in addition to torch's own error."""
+"""Substrings of errors that libraries raise when memory runs out, in addition to torch's own error."""
 
 
 def ran_out(error: BaseException) -> bool:
@@ -55,6 +56,6 @@ def ran_out(error: BaseException) -> bool:
 def lost_gpu(error: BaseException) -> bool:
     """Return whether the error means that a kernel failed and this process can no longer use its GPU.
 
-    The failed kernel may be of another process.
+    The failed kernel may belong to another process.
     """
     return isinstance(error, RuntimeError) and str(error).startswith(("CUDA error", "CUDA driver error"))

@@ -1,7 +1,7 @@
-"""CUDA's Multi-Process Service: run kernels of several processes at the same time on one GPU instead of in turns.
+"""CUDA's Multi-Process Service: run kernels of several processes on one GPU at the same time, not one after another.
 
-The service starts for the workers of one command and ends with the command. A service that a user has already started
-and named in CUDA_MPS_PIPE_DIRECTORY is used as it is.
+One command starts the service for its workers and stops the service at its end. If a user has already started a service
+and named it in CUDA_MPS_PIPE_DIRECTORY, that service is used unchanged.
 """
 
 from __future__ import annotations
@@ -37,12 +37,16 @@ for failed in (
     if code := failed():
         raise SystemExit(f"CUDA error {code}")
 """
-"""Program that allocates memory on the first GPU, to test the service. It does not import torch, to save seconds."""
+"""Program that allocates memory on the first GPU to test whether the service works.
+
+The program does not import torch, which would take seconds.
+"""
 
 
 @contextmanager
 def side_by_side(jobs: int) -> Iterator[bool]:
-    """Let processes that are started inside share the GPUs through the service; yield whether the service is used.
+    """Let processes that are started inside the context share the GPUs through the service; yield whether the service
+    is used.
 
     The service is not used if it is not installed or does not work, or if each process has its own GPU.
     """
@@ -65,7 +69,7 @@ def side_by_side(jobs: int) -> Iterator[bool]:
 
 @contextmanager
 def _service(control: str, folder: Path) -> Iterator[dict[str, str]]:
-    """Run the service; yield the environment variables by which processes find it. Yield none if it does not work."""
+    """Run the service; yield the environment variables for its clients, or none if it does not work."""
     variables = {_PIPES: str(folder / "pipes"), _LOGS: str(folder / "logs")}
     for value in variables.values():
         Path(value).mkdir()

@@ -1,4 +1,7 @@
-"""Notes for the user from rooms that do not print. Notes go to the logger `tintype`, and `terminal/` shows them."""
+"""Log notes for the user from packages that do not print.
+
+Notes go to the logger `tintype`, and `terminal/` shows them.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ _noted: set[str] = set()
 
 @contextmanager
 def notes_in(language: Language) -> Iterator[None]:
-    """Write the options in notes as this language spells them."""
+    """Format the options in notes for this language."""
     token = _language.set(language)
     try:
         yield
@@ -25,7 +28,7 @@ def notes_in(language: Language) -> Iterator[None]:
 
 
 def note(text: str) -> None:
-    """Log a note. Options in the text are written as the current language spells them (`notes_in`)."""
+    """Log a note. Options in the text are formatted for the current language (`notes_in`)."""
     LOGGER.warning(rendered(text, _language.get()))
 
 

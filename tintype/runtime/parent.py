@@ -1,9 +1,10 @@
-"""End a process when its parent process ends, however the parent ends.
+"""End a process when its parent process ends for any reason.
 
-Linux kills the process at once (PR_SET_PDEATHSIG). Elsewhere a thread checks whether the parent still exists.
+Linux kills the process immediately (PR_SET_PDEATHSIG). On other systems, a thread checks whether the parent still
+exists.
 
-Run as a script, this file replaces itself by another program that ends with its parent: `parent.py PARENT COMMAND...`.
-The script imports only the standard library, so it takes milliseconds.
+As a script (`parent.py PARENT COMMAND...`), this file replaces itself by another program that ends with its parent. The
+script imports only the standard library, so it starts in milliseconds.
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ def watch_parent(parent: int) -> None:
 
 
 def command_with_parent(command: Sequence[str]) -> list[str]:
-    """Return a command line that ends a program with this process; outside of Linux, return `command` unchanged."""
+    """Return a command that ends when this process ends; outside of Linux, return `command` unchanged."""
     if sys.platform != "linux":
         return list(command)
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
 
 
 def _kill_with_parent() -> bool:
-    """Ask the kernel to kill this process with its parent; return False if the kernel cannot."""
+    """Ask the kernel to kill this process when its parent ends; return False if the kernel cannot do this."""
     if sys.platform != "linux":
         return False
     try:
@@ -61,7 +62,7 @@ def _kill_with_parent() -> bool:
 
 
 def _end_orphan(parent: int) -> None:
-    """End this process at once if its parent is gone. An orphan process gets another parent."""
+    """End this process immediately if its parent is gone. When a parent ends, its child gets another parent."""
     if os.getppid() != parent:
         os._exit(_EXIT_CODE)
 

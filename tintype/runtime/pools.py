@@ -1,4 +1,4 @@
-"""Total and free memory of a pool that several processes share: a GPU's memory or the host's.
+"""Read the total and free memory of a pool that several processes share, such as the memory of a GPU or of the host.
 
 The GPU's memory is read through NVML. `cudaMemGetInfo` would open a CUDA context, which takes half a gigabyte in each
 waiting process.
@@ -29,15 +29,15 @@ class Level:
 
 
 class Pool(Protocol):
-    """A pool of memory of this machine."""
+    """A pool of memory on this machine."""
 
     @property
     def name(self) -> str:
-        """Return the pool's name, equal in all processes of the machine."""
+        """Return the pool's name, which is equal in all processes of the machine."""
 
     @property
     def empty_share(self) -> float:
-        """Return the fraction of an empty pool's memory that is free, or held by this process, at least."""
+        """Return the minimum fraction of an empty pool that is free or held by this process."""
 
     def read(self) -> Level: ...
     def own_bytes(self) -> int:
@@ -45,12 +45,12 @@ class Pool(Protocol):
 
 
 CONTEXT_BYTES = 1 << 30
-"""Bytes allowed for memory that torch does not count: a process's CUDA context and loaded libraries."""
+"""Bytes reserved for memory that torch does not count, such as a process's CUDA context and loaded libraries."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """The memory of one GPU. The GPU's index counts the GPUs that this process sees."""
+    """The memory of one GPU. The index counts only the GPUs that are visible to this process."""
 
     index: int = 0
     empty_share: float = 0.9
@@ -101,11 +101,11 @@ def _nvml_memory(uuid: str) -> tuple[int, int] | None:
 
 @dataclass(frozen=True)
 class Host:
-    """The memory of the host, or of this process's container."""
+    """The memory of the host, or of the container in which this process runs."""
 
     name: str = "host"
     empty_share: float = 0.0
-    """Zero, since other programs always hold some of the host's memory."""
+    """Zero, since other programs always use some of the host's memory."""
 
     def read(self) -> Level:
         known = _kilobytes(_MEMINFO)
@@ -132,7 +132,7 @@ def count_kills() -> int:
 
 
 def _kilobytes(file: Path) -> Mapping[str, int]:
-    """Return the numbers in one of the kernel's files by their names, in the file's own units."""
+    """Return the numbers in one of the kernel's files by name, in the units of the file."""
     try:
         lines = file.read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Redact text that leaves the machine: passwords in addresses, and local paths in results, reports and cards."""
+"""Redact passwords and local paths in text that leaves the machine, such as results, reports and cards."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ _NUMBERS = frozenset({int, float})
 LOCAL = "(a local file or folder)"
 HIDDEN = "(hidden)"
 _INSIDE = r"[^\s/?#\"<>\\{}|"
-"""Start of a character class for the user and password of an address.
+"""Start of a regex character class that matches the user and password of an address.
 
-Quotes are excluded, since they end JSON strings.
+The class excludes quotes, since quotes end JSON strings.
 """
 _PASSWORDS = re.compile(
     rf"(?<=://){_INSIDE}:@]*:{_INSIDE}]*@|(?:(?<=http://)|(?<=https://)){_INSIDE}@]+@", re.IGNORECASE
 )
-"""Matches `user:password@` in any address. In web addresses it also matches `user@`, since a token may stand alone."""
+"""Match `user:password@` in any address.
+
+In web addresses, the pattern also matches `user@`, since a token can stand there without a password.
+"""
 _TOKENS = re.compile(
     r"(?:(?<=[?&])|(?<=&amp;))([\w-]{0,40}(?:token|key|secret|passw(?:or)?d|pwd|signature|sig|credential))=[^\s&#\"<>\\{}|]+",
     re.IGNORECASE,
 )
-"""Matches secrets in an address's query, such as `?access_token=…`."""
+"""Match secrets in an address's query, such as `?access_token=…`."""
 _LETTER = r"(?:[^\s/'\"`,;:()\[\]{}]|:(?=\w))"
 _IN_TEXT = (
     r"file://[^\s'\"`]+"
@@ -29,17 +32,17 @@ _IN_TEXT = (
     r"|\b[A-Za-z]:\\[^\s'\"`]+"
     r"|\\\\\w[^\s'\"`]+"
 )
-"""Matches Unix paths, Windows paths and `file://` addresses, but no other addresses. `/x` alone does not match."""
+"""Match Unix paths, Windows paths and `file://` addresses, but no other addresses. `/x` alone does not match."""
 _PATHS = re.compile(_IN_TEXT)
 _WHOLE = re.compile(r"(?:~[\w.-]*/|/[^/\n]+/)[^/\n]*(?:/[^/\n]*)*")
-"""Matches a string that is a path as a whole, possibly with spaces."""
+"""Match a string that consists of one path, possibly with spaces."""
 
 NamePath = Callable[[str], str]
 """Function from a path to its replacement."""
 
 
 def hide_passwords(text: str) -> str:
-    """Return the text with the passwords and tokens of its addresses hidden."""
+    """Return the text with hidden passwords and tokens in addresses."""
     return _TOKENS.sub(rf"\1={HIDDEN}", _PASSWORDS.sub(f"{HIDDEN}@", text)) if "://" in text else text
 
 
@@ -49,14 +52,14 @@ def redact_text(text: str, name: NamePath = lambda path: LOCAL) -> str:
 
 
 def hide_all_passwords(value: object) -> object:
-    """Hide the passwords in all strings and keys of nested data. Equal keys stay equal."""
+    """Hide the passwords in all strings and keys of nested data. Equal keys are still equal afterwards."""
     return _mapped(value, hide_passwords, hide_passwords)
 
 
 def redact(value: object, name: NamePath) -> object:
     """Replace the paths in all strings of nested data.
 
-    A path that fills a whole string is also found inside other strings.
+    If a path fills a whole string, other occurrences of the path inside strings are replaced too.
     """
     whole = dict.fromkeys(text for text in _strings(value) if _WHOLE.fullmatch(text))
     for path in whole:
@@ -67,7 +70,10 @@ def redact(value: object, name: NamePath) -> object:
 
 
 def last_names() -> NamePath:
-    """Return a function that names each path by its last part. Paths with the same last part also get a number."""
+    """Return a function that replaces each path by its last component.
+
+    Paths with the same last component also get a number.
+    """
     names: dict[str, str] = {}
 
     def name(path: str) -> str:

@@ -1,4 +1,4 @@
-"""Recognise errors of a full disk, and check whether there is room again."""
+"""Recognise errors of a full disk, and check whether the disk has free space again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tintype.runtime.host import process_name
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _IN_WORDS = re.compile(rf"\(os error ({errno.ENOSPC}|{errno.EDQUOT})\)")
-"""Matches the error number in safetensors' message, which has no other field for the number."""
+"""Match the error number in safetensors' message, since the exception has no field for the number."""
 _PROBE_BYTES = 1 << 16
 
 
@@ -31,7 +31,10 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def has_room(folder: Path, needed: int) -> bool:
-    """Return whether a folder's disk has `needed` free bytes. A small file is written to detect an exhausted quota."""
+    """Return whether a folder's disk has `needed` free bytes.
+
+    To detect an exhausted quota, the function writes a small file.
+    """
     probe = folder / f".room.writing-{process_name()}"  # `remove_unfinished` removes what a kill leaves
     try:
         if shutil.disk_usage(folder).free < needed:
@@ -46,7 +49,7 @@ def has_room(folder: Path, needed: int) -> bool:
 
 
 def size_of(folder: Path) -> int:
-    """Return the total size of all files below a folder. Files that vanish meanwhile are ignored."""
+    """Return the total size of all files below a folder. Files that are deleted during the count are ignored."""
     found = 0
     for path in folder.rglob("*"):
         with suppress(OSError):

@@ -1,9 +1,10 @@
-"""Rows of numbers, one per image of the data, in memory or in a memory-mapped file.
+"""Store rows of numbers, one per image of the data, in memory or in a memory-mapped file.
 
-A frozen network's output for an image is computed once and cached by the image's id: a teacher's tokens, a tokenizer's
-latents. Rows that only live as long as their processes are in `shared`.
+The output of a frozen network for an image, such as a teacher's tokens or a tokenizer's latents, is computed once. The
+output is then cached by the image's id. The module `shared` has rows that exist only as long as the processes that use
+them.
 
-B: requested images. M: images whose rows are written. N: images of the data.
+Dimensions: B requested images, M images whose rows are written, N images of the data.
 """
 
 from __future__ import annotations
@@ -30,35 +31,38 @@ from tintype.runtime.files import damaged
 from tintype.runtime.locks import SharedWork
 
 _FORMAT = b"tintype rows 2\n\0"
-"""The first bytes of the file. Version 1 had no such header, and its checksums missed swapped numbers and rows."""
+"""The first bytes of a file of rows.
+
+Version 1 of the format had no such header, and its checksums did not detect swapped numbers and rows.
+"""
 SUM_BYTES = 8
 PORTION = 64
-"""Number of rows that a process takes at a time: enough for one call, and few enough to share the work."""
+"""Number of rows that a process takes at a time, enough for one call and few enough to share the work."""
 _LEFT_S = 3600
 
 
 @dataclass(frozen=True)
 class Content:
-    """Description of what rows contain."""
+    """Description of the content of the rows."""
 
     words: str
-    """Plural name of the rows in errors."""
+    """Plural name of the rows in error messages."""
     shape: tuple[int, ...]
     """[N, …]"""
     dtype: torch.dtype
     otherwise: str
-    """Advice to a user without enough room."""
+    """Advice for a user without enough disk space or memory."""
     stamp: bytes = b""
     """Identity of the rows, written to the header; its length is a multiple of 8 bytes."""
 
     @property
     def head(self) -> bytes:
-        """Return the header, the first bytes of the file."""
+        """Return the header, which is the first bytes of the file."""
         return _FORMAT + self.stamp
 
     @property
     def row_bytes(self) -> int:
-        """Return the size of all rows without their checksums."""
+        """Return the size of all rows, without their checksums."""
         return self.dtype.itemsize * math.prod(self.shape)
 
     @property
@@ -67,9 +71,9 @@ class Content:
 
 
 class Rows:
-    """Mapped memory with a header, then a checksum for each image, then a row for each image.
+    """Mapped memory that contains a header, then a checksum for each image, then a row for each image.
 
-    The checksum is written after its row and marks the row as present. The checksum is verified when a process first
+    The checksum is written after the row, and marks the row as present. The checksum is verified when a process first
     reads the row. A row that is incomplete after a crash, damaged or in the wrong place is computed again.
     """
 
@@ -87,7 +91,7 @@ class Rows:
 
     @property
     def count(self) -> int:
-        """Return the number of rows that were written, including damaged rows."""
+        """Return the number of rows that were written; damaged rows count too."""
         return int((self._sum_N != 0).sum())
 
     def has(self, id_B: Tensor) -> Tensor:
@@ -104,10 +108,10 @@ class Rows:
         return found
 
     def fill(self, ids: Sequence[int], make: Callable[[list[int]], Tensor], portion: int = PORTION) -> int:
-        """Make the missing rows of these images; return how many rows this process made.
+        """Compute the missing rows of these images; return how many rows this process computed.
 
-        Each row is made by one of the processes that share the rows. This process makes a portion at a time, while the
-        others make the rest.
+        Exactly one of the processes that share the rows computes each row. This process computes one portion at a time,
+        while other processes compute other portions.
         """
 
         def write(some: list[int]) -> None:
@@ -116,10 +120,10 @@ class Rows:
         return self._work.do(ids, self.missing, int, write, portion)
 
     def fill_blocks(self, blocks: Sequence[list[int]], make: Callable[[list[int]], Tensor]) -> int:
-        """Make missing rows as `fill` does, block by block.
+        """Compute missing rows as `fill` does, but block by block.
 
         If any row of a block is missing, one process computes all rows of the block in one call. Only the missing rows
-        are written, since other processes may be reading the other rows. No image may be in two blocks.
+        are written, since other processes may be reading the other rows. The blocks must be disjoint.
         """
         written = 0
 
@@ -148,9 +152,9 @@ class Rows:
         fault.point("rows.done")
 
     def read(self, id_B: Tensor) -> Tensor:
-        """Return copies of the rows, made by numpy.
+        """Return copies of the rows, which numpy makes.
 
-        If other processes keep the CPU busy, the threads of a copy by torch would wait for each other.
+        The threads of torch's copy would wait for each other when other processes use the CPU.
         """
         stride_BK = torch.from_numpy(np.take(self._stride_NK, id_B.numpy(), axis=0))
         return stride_BK[:, : self._byte_NK.shape[1]].view(self.dtype).view(len(id_B), *self.shape[1:])
@@ -165,7 +169,10 @@ class Rows:
         return True
 
     def _sums(self, id_M: Tensor) -> Tensor:
-        """Return a 64-bit checksum over the stamp, the row's index and the row. Zero is reserved for missing rows."""
+        """Return a 64-bit checksum over the stamp, the row's index and the row.
+
+        The checksum zero is reserved for missing rows.
+        """
         raise NotImplementedError
 
 
@@ -205,7 +212,7 @@ class DiskRows(Rows):
 
 
 def map_file(file: Path, size: int) -> Tensor:
-    """Map a file of this size into memory. Writes to the memory change the file."""
+    """Map a file of this size into memory, so that writes to the memory change the file."""
     with as_user_error(RuntimeError, f"cannot map {file} into memory"):
         return torch.from_file(str(file), shared=True, size=size, dtype=torch.uint8)
 
@@ -217,13 +224,16 @@ class _Images(Protocol):
 
 
 def fingerprint(source: _Images) -> str:
-    """Return a hash of three of the source's images. It changes if the code that draws or decodes images changes."""
+    """Return a hash of three images of the source.
+
+    The hash changes if the code that draws or decodes images changes.
+    """
     some = sorted({0, len(source) // 2, len(source) - 1})
     return hashlib.sha256(source.images(some).cpu().contiguous().numpy().data).hexdigest()
 
 
 def make_file(file: Path, content: Content) -> None:
-    """Make an empty file of its full size. The file gets its name only once it is complete."""
+    """Make an empty file with its full size. The file gets its final name only when it is complete."""
     size = content.file_bytes
     advice = f"free some, set TINTYPE_CACHE to a folder with room, or {content.otherwise}"
     with as_user_error(OSError, f"cannot make {file} of {gigabytes(size)} ({size} bytes)", advice):
@@ -246,7 +256,7 @@ def make_file(file: Path, content: Content) -> None:
 
 
 def _put_in_place(made: Path, file: Path) -> None:
-    """Move a finished file to its place, unless another process has put its own file there."""
+    """Move a finished file to its final path, unless another process has put its own file there."""
     try:
         os.link(made, file)
     except FileExistsError:
@@ -256,14 +266,17 @@ def _put_in_place(made: Path, file: Path) -> None:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Remove unfinished files older than an hour. Killed processes left them: making a file never takes that long."""
+    """Remove unfinished files that are older than an hour.
+
+    Such files were left by killed processes, since making a file never takes an hour.
+    """
     for left in folder.glob("*.making"):
         if time.time() - left.stat().st_mtime > _LEFT_S:
             left.unlink(missing_ok=True)
 
 
 def _take_room(descriptor: int, size: int) -> None:
-    """Allocate the file's blocks now: writing to a mapped file on a full disk would kill the process."""
+    """Allocate the blocks of the file now, since writing to a mapped file on a full disk would kill the process."""
     if sys.platform == "darwin":
         os.ftruncate(descriptor, size)
     else:

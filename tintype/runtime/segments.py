@@ -1,8 +1,8 @@
 """A cache of byte blocks by key, in a folder that any number of processes extend at the same time.
 
 Each process writes its own pair of files, so there are no locks and no waiting. `NAME.rows` has the blocks one after
-another and is mapped into memory. `NAME.index` has one record of 32 bytes per block. Every process reads the pairs of
-all processes. A record is written after its block. The record's checksum covers the block and the folder's stamp.
+another and is mapped into memory. `NAME.index` has a record of 32 bytes for each block. Every process reads the files
+of all processes. A record is written after its block. The record's checksum covers the block and the folder's stamp.
 Blocks with incomplete, foreign or corrupt records count as missing and are written again.
 """
 
@@ -22,7 +22,7 @@ from tintype.runtime.cache import writing_cache
 
 KEY_BYTES = 16
 _RECORD = struct.Struct(f"<{KEY_BYTES}sQII")
-"""A record: key, offset, size, checksum."""
+"""Format of a record, which consists of key, offset, size and checksum."""
 
 
 @dataclass
@@ -54,7 +54,7 @@ class _Place:
 
 class Segments:
     def __init__(self, folder: Path, stamp: bytes, otherwise: str) -> None:
-        """Open the folder. `otherwise` is the advice in the error for a full disk."""
+        """Open the folder. `otherwise` is the advice to the user in the error for a full disk."""
         self.folder, self._stamp, self._otherwise = folder, stamp, otherwise
         self._segments: dict[str, _Segment] = {}
         self._places: dict[bytes, _Place] = {}
@@ -84,7 +84,7 @@ class Segments:
         return [key for key in keys if self.get(key) is None]
 
     def get(self, key: bytes) -> memoryview | None:
-        """Return the block of a key; None if missing or damaged."""
+        """Return the block of a key; None if the block is missing or damaged."""
         place = self._places.get(key)
         if place is None:
             return None
@@ -97,7 +97,7 @@ class Segments:
         return block
 
     def add(self, blocks: Sequence[tuple[bytes, bytes]]) -> None:
-        """Add each block under its key. Blocks that were added before an error stay."""
+        """Add each block under its key. If an error is raised, blocks that were added before remain."""
         records = []
         with writing_cache(self.folder, self._otherwise):
             segment, self._own = self._own_segment(), None  # dropped after an error: its index may end in half a record
@@ -114,7 +114,7 @@ class Segments:
         segment.read += len(records) * _RECORD.size
 
     def _own_segment(self) -> _Segment:
-        """Return the pair of files of this process. A forked process gets a new pair."""
+        """Return this process's pair of files. A forked process gets a new pair."""
         if self._own is None or self._own[0] != os.getpid():
             self.folder.mkdir(parents=True, exist_ok=True)
             name = f"{os.getpid()}-{secrets.token_hex(6)}"
@@ -129,7 +129,7 @@ class Segments:
 
 
 def _append(path: Path, content: bytes) -> None:
-    """Append without a buffer, so that an error is raised here."""
+    """Append without a buffer, so that write errors are raised here."""
     left = memoryview(content)
     with path.open("ab", buffering=0) as file:
         while left:

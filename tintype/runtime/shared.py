@@ -1,12 +1,13 @@
-"""Rows in memory that all processes of a user on one machine share, as long as one of them uses the rows.
+"""Store rows in memory that all processes of a user on one machine share, as long as any of these processes uses the
+rows.
 
-The memory is an anonymous file (`memfd_create`). The process that makes it publishes a record: an empty file in the
-cache whose name has the identity of the rows, the process and the descriptor. Another process opens that descriptor
-(`/proc/PID/fd/N`), gets its own descriptor, and publishes its own record. The kernel frees the memory when the last of
-these processes ends, even after SIGKILL. The memory does not use /dev/shm, so the size of /dev/shm, 64 MB in many
-containers, is not a limit. Records of ended processes are removed.
+The memory is an anonymous file (`memfd_create`). The process that makes the file publishes a record, which is an empty
+file in the cache. The record's name has the identity of the rows, the process and the descriptor. Another process opens
+this descriptor (`/proc/PID/fd/N`), gets its own descriptor, and publishes its own record. The kernel frees the memory
+when the last of these processes ends, even after SIGKILL. The memory is not in /dev/shm, so the size of /dev/shm (64 MB
+in many containers) is not a limit. Records of ended processes are removed.
 
-M: rows whose checksums are needed. K: bytes of a row. W: 64-bit words of a row.
+Dimensions: M rows whose checksums are needed, K bytes of a row, W 64-bit words of a row.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ from tintype.runtime.notes import note_once
 from tintype.runtime.rows import SUM_BYTES, Content, Rows, gigabytes, map_file
 
 SMALLEST_BYTES = 16 << 20
-"""Smaller rows are not shared, since a process can compute them faster than it finds shared ones."""
+"""Smaller rows are not shared, since computing them takes less time than finding shared rows."""
 _RESERVE_BYTES = 2 << 30
-"""Bytes of memory that shared rows leave free for other uses."""
+"""Bytes of memory that shared rows leave free for other programs."""
 _WORD_BYTES = 8
 _FOREIGN_S = 30 * 24 * 3600
-"""Age at which records of other machines and containers with the same cache are removed."""
+"""Age at which this process removes records of other machines and containers that use the same cache."""
 
 
 class MemoryRows(Rows):
-    """Rows in memory. Their checksum runs at memory speed; SHA-256 would take seconds per 10 GB."""
+    """Rows in memory. Rows whose checksums are computed at memory speed, since SHA-256 would take seconds per 10 GB."""
 
     def __init__(self, content: Content, mapped: Tensor, work: SharedWork) -> None:
         stride_bytes = _stride_bytes(content)
@@ -52,10 +53,10 @@ class MemoryRows(Rows):
         self._word_NW = self._stride_NK.view(np.int64)
 
     def _sums(self, id_M: Tensor) -> Tensor:
-        """Return the weighted sum of each row's words and index modulo 2^64. Every weight is odd.
+        """Return a sum modulo 2^64 over each row's words and index, each multiplied by an odd weight.
 
-        A change of one word always changes the sum, since an odd weight has an inverse. Any other change, such as two
-        swapped rows, is missed in about one case in 2^60. The weights follow from the header of the rows.
+        A change of one word always changes the sum, since an odd weight has an inverse. Other changes, such as two
+        swapped rows, remain undetected in about one of 2^60 cases. The weights are derived from the header of the rows.
         """
         dots = [np.dot(self._word_NW[id_], self._weight_W) for id_ in id_M.tolist()]
         sum_M = torch.tensor(np.array(dots, dtype=np.int64)) + (id_M + 1) * self._place_weight
@@ -65,7 +66,8 @@ class MemoryRows(Rows):
 def open_rows(content: Content) -> MemoryRows:
     """Return rows in memory; raise a `UserError` if the memory is too small.
 
-    Small rows belong to this process. Larger rows are shared by this machine's processes, if the system supports it.
+    Small rows belong to this process only. Larger rows are shared by this machine's processes, if the system supports
+    it.
     """
     if (size := _size(content)) >= SMALLEST_BYTES:
         if (rows := open_shared(content)) is not None:
@@ -75,7 +77,7 @@ def open_rows(content: Content) -> MemoryRows:
 
 
 def open_shared(content: Content) -> MemoryRows | None:
-    """Return the shared rows of this machine; note it and return None if the system has no shared memory."""
+    """Return the shared rows of this machine; if the system has no shared memory, log a note and return None."""
     try:
         if hasattr(os, "memfd_create"):
             return _open_shared(content, _size(content))
@@ -89,7 +91,7 @@ def open_shared(content: Content) -> MemoryRows | None:
 
 
 def free_bytes() -> int:
-    """Return how much memory this process can still take from its machine and its container or job."""
+    """Return how much memory this process can still allocate on its machine and in its container or job."""
     memory = Path("/proc/meminfo")
     if not memory.exists():
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -98,7 +100,10 @@ def free_bytes() -> int:
 
 
 def _groups() -> list[Path]:
-    """Return the control groups that limit the memory of this process. In a container, its own group is the root."""
+    """Return the control groups that limit the memory of this process.
+
+    In a container, the container's own group is the root.
+    """
     found: list[Path] = []
     with suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
@@ -112,7 +117,7 @@ def _groups() -> list[Path]:
 
 
 def _free_in(group: Path) -> int:
-    """Return the memory that a control group may still take. Cached files that can be dropped count as free."""
+    """Return the memory that a control group can still allocate. Cached files that can be dropped count as free."""
     v2 = ("memory.max", "memory.current", "inactive_file")
     v1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
     for limit, usage, file_cache in (v2, v1):
@@ -157,7 +162,7 @@ def _open_shared(content: Content, size: int) -> MemoryRows:
 
 
 def _published(folder: Path, name: str, content: Content, size: int) -> int | None:
-    """Return a descriptor of memory that a living process has published under this name; None if missing.
+    """Return a descriptor of memory that a living process has published under this name; None if there is none.
 
     Records of ended processes are removed.
     """
@@ -187,7 +192,10 @@ def _published(folder: Path, name: str, content: Content, size: int) -> int | No
 
 
 def _made(name: str, content: Content, size: int) -> int:
-    """Return a descriptor of new memory. All pages are allocated now, since a later failure would kill the process."""
+    """Return a descriptor of new memory.
+
+    All pages are allocated now, since a failed allocation later would kill the process.
+    """
     _check_room(content, size)
     descriptor = os.memfd_create(_memory_name(name), os.MFD_CLOEXEC)
     try:
@@ -206,7 +214,7 @@ def _memory_name(name: str) -> str:
 def _withdraw(process: int, record: Path, descriptor: int) -> None:
     """Close memory that this process no longer uses.
 
-    Remove the record only in the process that wrote it, not in a fork.
+    Only the process that wrote the record removes it; a forked process does not.
     """
     if process == os.getpid():
         with suppress(OSError):

@@ -1,9 +1,10 @@
-"""Shares of a memory pool: a process reserves a share before it fills memory, and other processes respect the share.
+"""Reserve shares of a memory pool, so that processes do not use each other's memory. A process reserves a share before
+it allocates memory.
 
-A share is a small file in a folder of this machine. The file has the process, the reserved bytes, and the bytes in use
-so far. The memory left for new shares is the pool's free memory minus all reserved bytes that are not in use yet.
-Other programs take no shares, but the memory that they use is not free. The share of an ended process does not count. A
-process holds a lock while it takes a share, so the same bytes are never reserved twice.
+A share is a small file in a folder of this machine. The file contains the process, the reserved bytes, and the bytes in
+use so far. The memory left for new shares is the pool's free memory minus all reserved bytes that are not in use yet.
+Other programs take no shares, but the memory that they use is not free. The share of an ended process is ignored. A
+process holds a lock while it takes a share, so that no bytes are reserved twice.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Promise:
     bytes: int
     used: int
     whole: bool
-    """Whether the holder has the pool to itself: nobody else can take a share."""
+    """Whether the holder has reserved the whole pool, so that no other process can take a share."""
 
 
 _PROMISE = TypeAdapter(Promise)
@@ -53,7 +54,8 @@ class Shares:
         self.folder = (folder or _own_folder()) / machine() / pool.name
 
     def take(self, wanted: int | None) -> Share | None:
-        """Take a share of `wanted` bytes, or of the whole pool for None. Return None if the share does not fit now.
+        """Take a share of `wanted` bytes, or of the whole pool for None. Return None if the share does not fit at
+        present.
 
         The share includes memory of the pool that this process already holds. If `wanted` exceeds the memory left and
         no other process uses the pool, the share is all free memory.
@@ -71,12 +73,12 @@ class Shares:
             return Share(self, level.free + own, True, empty) if empty else None
 
     def left(self) -> int:
-        """Return the bytes that are free and not reserved; 0 if a process has the pool to itself."""
+        """Return the bytes that are free and not reserved; 0 if a process has reserved the whole pool."""
         others = self.promises()
         return 0 if any(other.whole for other in others) else _left(others, self.pool.read())
 
     def is_alone(self, share: Share) -> bool:
-        """Return whether the holder of this share has the pool to itself, other programs included."""
+        """Return whether only the holder of this share uses the pool; other programs count too."""
         level, own = self.pool.read(), self.pool.own_bytes()
         others = [one for one in self.promises() if one.process != Process.this()]
         return share.is_held and not others and level.free + own >= self.pool.empty_share * level.total
@@ -98,7 +100,10 @@ class Shares:
 
 
 def _own_folder() -> Path:
-    """Return the user's folder in the temporary folder; if its name belongs to another user, a folder in the cache."""
+    """Return the user's folder in the temporary folder.
+
+    If another user owns a folder with this name, return a folder in the cache.
+    """
     found = Path(tempfile.gettempdir()) / f"tintype-{os.getuid()}"
     with suppress(OSError):
         found.mkdir(mode=0o700, exist_ok=True)
@@ -108,20 +113,20 @@ def _own_folder() -> Path:
 
 
 def _left(others: list[Promise], level: Level) -> int:
-    """Return the free bytes minus the reserved bytes that are not in use yet and the spare fraction."""
+    """Return the free bytes, minus the spare fraction and the reserved bytes that are not in use yet."""
     promised = sum(max(0, one.bytes - one.used) for one in others)
     return int(level.free - promised - SPARE_SHARE * level.total)
 
 
 class Share:
-    """A share that this process holds until `release`. A thread records how much of it is in use."""
+    """A share that this process holds until `release`. A thread records how many bytes of the share are in use."""
 
     def __init__(self, shares: Shares, size: int, whole: bool, empty: bool) -> None:
         self.bytes, self.whole = size, whole
         self.empty = empty
-        """Whether the pool was otherwise empty when this share was taken."""
+        """Whether no other process used the pool when this share was taken."""
         self.most = 0
-        """Largest number of bytes that this process has been measured to hold."""
+        """Largest measured number of bytes that this process has held."""
         self._shares, self._over = shares, threading.Event()
         self._file = shares.folder / f"{os.getpid()}-{uuid.uuid4().hex[:8]}.json"
         self._write()

@@ -1,9 +1,10 @@
-"""Signal handlers: the first SIGINT or SIGTERM calls a function, a second one ends the process at once.
+"""Signal handlers: the first SIGINT or SIGTERM calls a function, and a second signal ends the process immediately.
 
-`timeout` and job schedulers signal a process and then its process group. So signals within one second count as one.
+`timeout` and job schedulers send a signal first to a process and then to its process group. So several signals within
+one second count as one signal.
 
-Python lets only the main thread set handlers. In another thread, for example of a notebook or a server, these functions
-do nothing.
+Python lets only the main thread set handlers. In another thread, for example in a notebook or a server, the functions
+of this module do nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _NOT_BEGUN = "interrupted: nothing was begun; run the same command again"
 def handle_signals(first: Callable[[int], None], *numbers: signal.Signals) -> Callable[[], None]:
     """Call `first` with the signal's number at the first signal of `numbers`, by default SIGINT and SIGTERM.
 
-    Return a function that restores the earlier handlers. Outside of the main thread, this function does nothing.
+    Return a function that restores the previous handlers. Outside of the main thread, this function does nothing.
     """
     if not _is_main_thread():
         return lambda: None
@@ -55,7 +56,10 @@ def _is_main_thread() -> bool:
 
 @contextmanager
 def ignored(number: signal.Signals) -> Iterator[None]:
-    """Ignore a signal, so that a process started inside also ignores it. This works in the main thread only."""
+    """Ignore a signal, so that a process started inside the context also ignores the signal.
+
+    This function has an effect in the main thread only.
+    """
     if not _is_main_thread():
         yield
         return
@@ -69,24 +73,30 @@ def ignored(number: signal.Signals) -> Iterator[None]:
 def ignore_signals() -> None:
     """Ignore signals during Python's shutdown.
 
-    Otherwise the default handlers would end a finished command with an error.
+    Without this call, the default handlers would end a finished command with an error.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
 
 def end_with(code: int) -> None:
-    """Make a signal end this process at once with `code`. Call this when the command only waits for its threads."""
+    """Make a signal end this process immediately with `code`.
+
+    Call this function when the command only waits for its threads.
+    """
     handle_signals(lambda number: os._exit(code))
 
 
 def end_before_work(number: int) -> None:
-    """End a command at once on a signal, while it still imports its code. Importing takes seconds on a busy machine."""
+    """End a command immediately on a signal, while the command still imports its code.
+
+    Importing takes seconds on a busy machine.
+    """
     _end_at_once(number, _NOT_BEGUN)
 
 
 def _end_at_once(number: int, words: str = _ENDED) -> None:
-    """End the process without unwinding. Show the cursor again, which a progress bar may have hidden."""
+    """End the process without unwinding. Show the cursor again, since a progress bar may have hidden it."""
     with suppress(OSError):
         os.write(_STDERR, (_SHOW_CURSOR + b"\n" if os.isatty(_STDERR) else b"") + words.encode() + b"\n")
     os._exit(128 + number)

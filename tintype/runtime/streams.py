@@ -1,7 +1,8 @@
 """Make stdout and stderr safe for foreign text, in any encoding.
 
-Names in a study file, captions, file names and answers of a server may hold escape codes. On a terminal such codes
-could hide lines, write new lines, or set the clipboard. `prepare_streams` makes them visible, whichever code prints.
+Names in a study file, captions, file names and responses of a server may contain terminal escape codes. Such codes
+could hide lines, write new lines, or set the clipboard of a terminal. `prepare_streams` makes escape codes visible in
+the output of all code.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from typing import NoReturn, TextIO, cast
 from tintype.runtime.printable import visible
 
 PLAIN_LETTERS = "tintype-plain"
-"""Name of the error handler that replaces letters missing in an encoding by similar ASCII."""
+"""Name of the error handler that replaces letters missing in an encoding with similar ASCII letters."""
 _PLAIN = {
     "→": "->", "←": "<-", "–": "-", "—": "-", "−": "-", "·": "-", "±": "+/-", "×": "x", "…": "...",
     "≥": ">=", "≤": "<=", "≈": "~", "“": '"', "”": '"', "„": '"', "‘": "'", "’": "'", "•": "*",
 }  # fmt: skip
 _MOVES = re.compile(r"\n*(?:\x1b\[A)*")
-"""Matches newlines and cursor-up codes, with which other libraries' progress bars move the cursor."""
+"""Match newlines and cursor-up codes, which progress bars of other libraries use to move the cursor."""
 
 
 def prepare_streams() -> None:
@@ -34,13 +35,19 @@ def prepare_streams() -> None:
 
 
 class VisibleStream:
-    """A text stream that writes control characters as codes. It has no `buffer`, since bytes would not be checked."""
+    """A text stream that writes control characters as codes.
+
+    The stream has no `buffer`, since bytes would not be checked.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write a text. Carriage returns at its start or end come from progress bars and stay unchanged."""
+        """Write a text.
+
+        Carriage returns at the start or end of the text stay unchanged, since they come from progress bars.
+        """
         if _MOVES.fullmatch(text):
             return self._stream.write(text)
         inner = text.strip("\r")
@@ -54,7 +61,7 @@ class VisibleStream:
 
     @property
     def rich_proxied_file(self) -> TextIO:
-        """Return the wrapped stream, under the name by which rich consoles look for it."""
+        """Return the wrapped stream; rich consoles look for it under this attribute's name."""
         return self._stream
 
     def __getattr__(self, name: str) -> object:
@@ -80,7 +87,7 @@ codecs.register_error(PLAIN_LETTERS, _replace)
 
 
 def _plain(letter: str) -> str:
-    """Return similar ASCII: `->` for an arrow, `e` for é, `*` for a spinner's dots, else the code point."""
+    """Return similar ASCII (`->` for an arrow, `e` for é, `*` for a spinner's dots), or else the code point."""
     if "\u2800" <= letter <= "\u28ff":
         return "*"
     without_accents = unicodedata.normalize("NFKD", letter).encode("ascii", "ignore").decode("ascii")
@@ -88,12 +95,12 @@ def _plain(letter: str) -> str:
 
 
 def stdout_to_stderr() -> AbstractContextManager[object]:
-    """Redirect what a package prints to stderr, since stdout is for results."""
+    """Redirect the output of a package to stderr, since stdout is for results."""
     return redirect_stdout(sys.stderr)
 
 
 def end_at_once(code: int) -> NoReturn:
-    """End the process without freeing anything: freeing memory of a failed GPU may block forever."""
+    """End the process without freeing memory, since freeing the memory of a failed GPU may block forever."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()

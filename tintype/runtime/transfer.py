@@ -13,14 +13,17 @@ _MOST_AHEAD_BYTES = 256 << 20
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return the tensor on the device. From pinned memory the copy is queued on the GPU, and the host does not wait."""
+    """Return the tensor on the device. From pinned memory, the copy is queued on the GPU without blocking the host."""
     if device.type != "cuda" or tensor.device.type != "cpu":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
 class PendingNumbers:
-    """Values of a small tensor, copied to the host without waiting. Reading waits only for the step that made them."""
+    """Values of a small tensor, which are copied to the host without waiting.
+
+    Reading the values waits only for the step that computed them.
+    """
 
     def __init__(self, value: Tensor) -> None:
         self._event: torch.cuda.Event | None = None
@@ -42,17 +45,17 @@ class PendingNumbers:
 class _UnderWay:
     out_B: Tensor
     reading: Future[bool]
-    """Future that is True if no row was missing."""
+    """Future that is True if all rows were present."""
     sent_B: Tensor | None = None
     event: torch.cuda.Event | None = None
 
 
 class ReadAhead:
-    """Prefetch batches of rows: a thread reads them, and they are copied to the device while earlier steps compute.
+    """Prefetch batches of rows in a thread, and copy them to the device while earlier steps compute.
 
-    A batch is identified by its ids. The row of an id never changes, so a taken batch always equals the requested
-    batch. The thread copies only on the host. All GPU work is started by the training thread, so that nothing
-    interferes with the capture of a CUDA graph.
+    A batch is identified by its ids. The row of an id never changes, so a prefetched batch always equals the requested
+    batch. The thread only copies on the host. The training thread starts all GPU work, so that nothing interferes with
+    the capture of a CUDA graph.
     """
 
     def __init__(
@@ -62,7 +65,7 @@ class ReadAhead:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """Start the thread. `read_into` copies the rows of ids into a tensor, or returns False if rows are missing."""
+        """Start the thread. `read_into` copies the rows of ids into a tensor; it returns False if rows are missing."""
         self._read_into, self._row_shape, self._dtype, self._device = read_into, tuple(row_shape), dtype, device
         self._on_gpu = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if self._on_gpu else None
@@ -70,9 +73,10 @@ class ReadAhead:
         self._begun: dict[tuple[int, ...], _UnderWay] = {}
 
     def expect(self, ids: Sequence[int]) -> None:
-        """Begin to prefetch a batch. Call this in the order in which the batches are taken.
+        """Begin to prefetch a batch. Call this method in the order in which the batches are taken.
 
-        Skip the batch if the batches being read already take too much memory. One batch is always prefetched.
+        Do nothing if the batches that are being read already take too much memory. At least one batch is always
+        prefetched.
         """
         if tuple(ids) in self._begun:
             return
@@ -83,9 +87,9 @@ class ReadAhead:
         self._begun[tuple(ids)] = _UnderWay(out_B, self._pool.submit(self._read_into, list(ids), out_B))
 
     def take(self, ids: Sequence[int]) -> Tensor | None:
-        """Return a batch on the device; None if it was not expected or rows are missing.
+        """Return a batch on the device; None if the batch was not expected or rows are missing.
 
-        Batches that were expected earlier are dropped.
+        Batches that were expected before this batch are dropped.
         """
         wanted = tuple(ids)
         if wanted not in self._begun:
@@ -108,7 +112,7 @@ class ReadAhead:
         return one.sent_B
 
     def _send(self, one: _UnderWay) -> None:
-        """Begin the copy to the device on a separate stream, unless the copy has begun."""
+        """Start the copy to the device on a separate stream, unless it has already started."""
         if one.sent_B is not None:
             return
         if self._stream is None:

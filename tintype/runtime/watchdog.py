@@ -1,10 +1,10 @@
 """End all ranks when one rank is stuck, and report which rank and where.
 
-A thread of each rank writes the rank's phase to the shared store (a beat) several times within a time limit. A process
-ends if its step exceeds the limit, or if the next rank no longer writes. Then the launcher stops the other ranks. If
-several ranks detect the problem, only the first rank reports it.
+A thread of each rank writes the rank's phase to the shared store (a beat) several times per time limit. A process ends
+if its step exceeds the limit, or if the next rank stops writing beats. Then the launcher stops the other ranks. If
+several ranks detect the problem, only one of them reports it.
 
-Time during which a process itself was stopped (SIGSTOP, a closed laptop) does not count.
+Time during which the process itself was stopped (SIGSTOP, a closed laptop) does not count.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from tintype.runtime.dist import World, is_connection_error, ranks_store, someon
 EXIT_CODE = 1
 _BEAT_S = 2.0
 _BEATS_OF_LIMIT = 8
-"""Number of times that a rank writes its phase within the limit, at least."""
+"""Minimum number of beats that a rank writes within the time limit."""
 _REMEMBERED = 51
 _ANSWER_S = 15.0
-"""Seconds after which a store that does not answer counts as lost."""
+"""Seconds after which an unresponsive store counts as lost."""
 
 
 class Limits(Protocol):
@@ -55,9 +55,9 @@ class Place:
     passed: int
     stack: list[str] = field(default_factory=list)
     left: bool = False
-    """Whether the rank has left the training."""
+    """Whether the rank has finished or left the training."""
     writer: int = 0
-    """Number of phases that the rank's saving thread has begun."""
+    """Number of phases that the rank's saving thread has started."""
 
     @property
     def words(self) -> str:
@@ -70,7 +70,7 @@ Why = Literal["no answer", "left", "behind", "store lost"]
 
 @dataclass(frozen=True)
 class Finding:
-    """The ranks that hold up the other ranks, and the reason."""
+    """The ranks for which the other ranks wait, and the reason."""
 
     why: Why
     ranks: list[int]
@@ -93,7 +93,7 @@ class Finding:
 
     @property
     def details(self) -> dict[str, Any]:
-        """Return the phase of every rank, and the stacks of the ranks that hold up the others, for the event log."""
+        """Return the phase of every rank, and the stacks of the ranks for which the others wait, for the event log."""
         stacks = {rank: place.stack for rank in self.ranks if (place := self.places.get(rank)) is not None}
         stands = {rank: place.words if place else "not begun" for rank, place in self.places.items()}
         return {"ranks": self.ranks, "why": self.why, "stands": stands, "stacks": stacks}
@@ -104,12 +104,12 @@ Report = Callable[[Finding, str], str]
 
 
 def say_again(finding: Finding, text: str) -> str:
-    """Return the message of commands without a log."""
+    """Return the message for commands without a log."""
     return f"{text}. All ranks are ended; run the same command again"
 
 
 def blame(before: Mapping[int, Place | None], after: Mapping[int, Place | None], mine: int) -> Finding:
-    """Find the ranks that hold up the others, from the places of all ranks at two times a few beats apart."""
+    """Find the ranks for which the others wait; compare the places of all ranks at two times a few beats apart."""
     left = [rank for rank, place in after.items() if place is None or place.left]
     silent = [
         rank for rank, place in after.items() if place and not place.left and place == before[rank] and rank != mine
@@ -124,7 +124,7 @@ def blame(before: Mapping[int, Place | None], after: Mapping[int, Place | None],
 
 
 class Watchdog:
-    """Watch the duration of this rank's steps, and the beats of the next rank."""
+    """Monitor the duration of this rank's steps, and the beats of the next rank."""
 
     def __init__(self, world: World, settings: Limits, report: Report) -> None:
         assert settings.floor_minutes is not None
@@ -146,7 +146,10 @@ class Watchdog:
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def begin_step(self) -> None:
-        """Mark the beginning of a step, and so the end of the previous step. Call this at the start of every step."""
+        """Mark the start of a step, which is also the end of the previous step.
+
+        Call this method at the start of every step.
+        """
         now = time.monotonic()
         if self._began_s is not None:
             self._durations_s.append(now - self._began_s)
@@ -158,7 +161,7 @@ class Watchdog:
         return max(self._floor_s, self._multiple * usual_s)
 
     def leave(self) -> None:
-        """Stop watching, and record in the store that this rank has left."""
+        """Stop the watchdog, and record in the store that this rank has left."""
         self._ended.set()
         self._beating.join(_ANSWER_S)  # a later beat would say that this rank is still in training
         with _store_may_fail():
@@ -167,7 +170,7 @@ class Watchdog:
     def explain(self) -> str | None:
         """Report the rank that broke a connection, and return the message; empty if another rank reports it.
 
-        Return None if all ranks answer: then the connection broke for another reason.
+        Return None if all ranks answer, since the connection then broke for another reason.
         """
         finding = self._find()
         if finding.why == "behind":
@@ -177,7 +180,7 @@ class Watchdog:
         return text
 
     def _beat(self) -> None:
-        """Write this rank's place to the store, and check that the next rank still writes its own."""
+        """Write this rank's place to the store, and check that the next rank still writes its place."""
         neighbour, seen = (self._world.rank + 1) % self._world.size, -1
         while not self._ended.wait(self._beat_s):
             with _store_may_fail():
@@ -249,7 +252,7 @@ class Watchdog:
 
 
 def _in_time(ask: Callable[[], Any]) -> Any:
-    """Return the answer of the store, or None after a timeout: a store on a dead machine may never answer."""
+    """Return the answer of the store, or None after a timeout, since a store on a dead machine may never answer."""
     answers: list[Any] = []
 
     def put() -> None:
@@ -264,7 +267,7 @@ def _in_time(ask: Callable[[], Any]) -> Any:
 
 @contextmanager
 def _store_may_fail() -> Iterator[None]:
-    """Ignore connection errors of the store. A lost store is noticed because the next rank's beats stop."""
+    """Ignore connection errors of the store. A lost store is detected because the next rank's beats stop."""
     try:
         yield
     except RuntimeError as error:
@@ -274,10 +277,10 @@ def _store_may_fail() -> Iterator[None]:
 
 @contextmanager
 def watch_ranks(world: World, settings: Limits, report: Report = say_again) -> Iterator[Callable[[], None]]:
-    """Watch the ranks of a command; yield a function to call at the beginning of each step.
+    """Monitor the ranks of a command; yield a function to call at the start of each step.
 
-    If the command never calls the function, steps have no time limit: only a rank that does not answer ends the others.
-    A single process is not watched.
+    If the command never calls the function, steps have no time limit, and only an unresponsive rank ends the others. A
+    single process is not monitored.
     """
     if world.size == 1 or settings.floor_minutes is None:
         yield lambda: None

@@ -1,6 +1,6 @@
 """Generate images from captions, for the command line, evaluation and reports.
 
-Image i starts from noise that depends only on (seed, i), and so not on the batch.
+Image i starts from noise that depends only on (seed, i), so the batch size does not change the image.
 
 B: images of a batch, C: channels, H, W: latent rows and columns, K: kept tokens.
 """
@@ -31,10 +31,10 @@ from tintype.settings import Settings
 from tintype.train.parts import Model
 
 OnEstimate: TypeAlias = Callable[[Callable[[], Tensor]], None]
-"""Callback with a function that decodes the images in progress, at the cost of decoding the final images."""
+"""Callback that gets a function to decode the images in progress; a call costs as much as decoding final images."""
 
 Size = int | tuple[int, int]
-"""Side of square images in pixels, or their height and width."""
+"""Side of square images in pixels, or the height and width of images."""
 
 
 def sides(size_px: Size) -> tuple[int, int]:
@@ -61,11 +61,12 @@ def generate(
     on_step: Callable[[int], None] = lambda images: None,
     on_estimate: OnEstimate | None = None,
 ) -> Tensor:
-    """Return one image for each caption: uint8 [N, 3, height, width].
+    """Return one image for each caption, as uint8 [N, 3, height, width].
 
     `on_step` gets the batch size at each sampler step.
 
-    At each velocity, `on_estimate` gets a function that decodes the batch's current estimate of the final images.
+    For each velocity evaluation, `on_estimate` gets a function that decodes the current estimate of the batch's final
+    images.
     """
     batches = []
     for first, last in spans(0, len(captions), settings.batch):
@@ -114,7 +115,7 @@ def sample_latents(
 
 @dataclass(frozen=True)
 class Joined:
-    """State of a sampler: latents, or flattened latents and a class token that is denoised with them (REG)."""
+    """State of a sampler, which is either latents, or flattened latents together with a denoised class token (REG)."""
 
     shape: tuple[int, ...]
     """Channels, rows and columns of the latents."""
@@ -131,7 +132,7 @@ class Joined:
 
 
 def _watched(velocity: VelocityFn, parts: Model, state: Joined, on_estimate: OnEstimate) -> VelocityFn:
-    """Return the same velocity, and pass the estimate of the data at each step, x_t - t v, to `on_estimate`."""
+    """Return the velocity unchanged, and pass the estimate of the data at each step, x_t - t v, to `on_estimate`."""
 
     def watched(state_t: Tensor, t: float) -> Tensor:
         v = velocity(state_t, t)
@@ -142,14 +143,14 @@ def _watched(velocity: VelocityFn, parts: Model, state: Joined, on_estimate: OnE
 
 
 def first_noise(parts: Model, draws: Draws, size_px: Size) -> Tensor:
-    """Return the noise that sampling starts from."""
+    """Return the initial noise for sampling."""
     height, width = (side // parts.tokenizer.stride_px for side in sides(size_px))
     return scaled(draws.normal("sample", (parts.tokenizer.channels, height, width)), parts.objective.noise_scale)
 
 
 @dataclass(frozen=True)
 class TextBranches:
-    """The velocities of a batch of images with their captions and with the null caption.
+    """Compute the velocities of a batch of images with their captions and with the null caption.
 
     With a class token, `x_t_BCHW` is the sampler's `Joined` state.
     """

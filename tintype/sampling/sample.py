@@ -1,4 +1,4 @@
-"""`tintype sample`: write images from prompts as PNGs that contain their settings, and a contact sheet."""
+"""`tintype sample`: write images from prompts as PNGs with their settings, and a contact sheet."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ class LoadedRun:
     parts: Model
     step: int
     average: Reconstruction | None = None
-    """The average computed from the run's snapshots; None for the weights of its newest checkpoint."""
+    """The average computed from the run's snapshots; None for the weights of the newest checkpoint."""
 
 
 def load_for_sampling(run: Path, device: str | None = None, ema_length: float | None = None) -> LoadedRun:
-    """Load a run's newest weights, or its weight average of another length."""
+    """Load a run's newest weights, or an average of its weights over another length."""
     average = reconstruction(run, ema_length) if ema_length is not None else None
     return LoadedRun(run, *load_run(run, device, average), average)
 
 
 @dataclass(frozen=True)
 class Images:
-    """Images to generate with a run."""
+    """Settings of the images to generate with a run."""
 
     run: LoadedRun
     prompts: Sequence[str]
@@ -71,7 +71,7 @@ class Images:
         return spans(0, len(self.prompts), self.settings.batch)
 
     def about(self, index: int) -> dict[str, object]:
-        """Return everything that decides an image except its prompt."""
+        """Return all inputs that determine an image, except its prompt."""
         run, size = self.run, self.size_px if isinstance(self.size_px, int) else list(self.size_px)
         details = {"run": str(run.path), "plan": run.parts.plan.hash, "step": run.step, "seed": self.seed}
         details |= {"ema_length": run.average.length} if run.average else {}
@@ -81,11 +81,11 @@ class Images:
         return {**details, "index": index, "size_px": size, **plain(self.settings)}
 
     def metadata(self, index: int) -> dict[str, str]:
-        """Return the metadata that is stored inside an image file."""
+        """Return the metadata to store inside an image file."""
         return {"prompt": self.prompts[index], "tintype": json.dumps(self.about(index))}
 
     def make(self, batch: tuple[int, int], on_step: Callable[[int], None]) -> Tensor:
-        """Return the images of one of the `batches`: uint8 [N, 3, height, width]."""
+        """Return the images of one of the `batches`, as uint8 [N, 3, height, width]."""
         first, last = batch
         return generate(
             self.run.parts,
@@ -98,7 +98,9 @@ class Images:
         )
 
     def counter(self, on_images: OnImages) -> Callable[[int], None]:
-        """Return an `on_step` callback for `make` that reports finished images; images in progress count in part."""
+        """Return an `on_step` callback for `make` that reports finished images, with fractions for unfinished
+        images.
+        """
         done, total = 0.0, len(self.prompts)
 
         def count_step(images: int) -> None:
@@ -112,7 +114,7 @@ class Images:
 def images_of(
     run: LoadedRun, prompts: Sequence[str], settings: SamplerSettings, count: int, seed: int, size_px: Size | None
 ) -> Images:
-    """Return `count` images to generate for each prompt; raise if the model cannot generate the size."""
+    """Return `count` images to generate for each prompt; raise if the model cannot generate images of this size."""
     parts = with_guides(run.path, run.parts, run.step, [settings.guidance.guide])
     run = replace(run, parts=parts)
     if settings.guidance.unbias:  # its mean velocity is taken of the training images
@@ -142,12 +144,12 @@ def sample_run(
     ema_length: float | None = None,
     on_images: OnImages = lambda done, total: None,
 ) -> list[Path]:
-    """Write `count` images for each prompt and their contact sheet; return the paths, the sheet last.
+    """Write `count` images for each prompt, and their contact sheet; return the paths, with the sheet last.
 
-    If the folder has images of other commands, numbering continues after them; the same command overwrites its own
-    images. Images from an average of another length have the length in their names. Ranks make batches in turn, the
-    same batches as a single process, and write their images; the first rank makes the sheet. `on_images` gets the
-    number of finished images and the total; images in progress count in part.
+    If the folder has images of other commands, numbers continue after those images. The same command overwrites its own
+    images. Images from an average over another length have this length in their names. The ranks take turns in making
+    batches, which equal the batches of a single process. Each rank writes its images, and the first rank makes the
+    sheet. `on_images` gets the number of finished images and the total; an unfinished image counts as a fraction.
     """
     prompts = [*prompts, *(_read_prompts(prompt_file) if prompt_file else [])]
     if not prompts:
@@ -183,7 +185,7 @@ _SIZE = re.compile(r"([1-9][0-9]*)(?:[x×]([1-9][0-9]*))?")
 
 
 def read_size(text: str) -> Size:
-    """Return the size given by `--size`: the side of square images, or WIDTHxHEIGHT."""
+    """Return the size given by `--size`, which is the side of square images, or WIDTHxHEIGHT."""
     if (found := _SIZE.fullmatch(text.strip())) is None:
         raise UserError(
             f"{option('size', text)} is not a size",
@@ -194,11 +196,11 @@ def read_size(text: str) -> Size:
 
 
 Made = tuple[str, dict[str, object]]
-"""The prompt of an image, and all other inputs that decide the image."""
+"""The prompt of an image, and all other inputs that determine the image."""
 
 
 def _first_number(out: Path, ending: str, images: Sequence[Made]) -> int:
-    """Return the number of the first image: the number this command used before, or the next free number."""
+    """Return the number of the first image, which the same command used before, or else the next free number."""
     there = {}
     for path in out.glob(f"*{ending}"):
         number = path.name.removesuffix(ending)
@@ -214,7 +216,7 @@ def _first_number(out: Path, ending: str, images: Sequence[Made]) -> int:
 
 
 def _read_made(path: Path) -> Made | None:
-    """Return the inputs that an image was made from; None if the file does not record them."""
+    """Return the inputs from which an image was made; None if the file does not record them."""
     try:
         with open_image(read_file(path), path.name) as image:
             return _same((str(image.info["prompt"]), dict(json.loads(image.info["tintype"]))))
@@ -223,7 +225,7 @@ def _read_made(path: Path) -> Made | None:
 
 
 def _same(made: Made) -> Made:
-    """Remove inputs that do not change the image: the spelling of the run's path, and the batch."""
+    """Remove inputs that do not change the image, such as the batch and the notation of the run's path."""
     prompt, about = made
     return prompt, {key: value for key, value in about.items() if key not in ("run", "batch")}
 
@@ -249,7 +251,7 @@ def save_png(image_CHW: Tensor, path: Path, metadata: Mapping[str, str] | None =
 
 
 def contact_sheet(image_NCHW: Tensor, gap_px: int = 2) -> Tensor:
-    """Arrange all images on a nearly square sheet: uint8 [3, height, width]."""
+    """Arrange all images on a nearly square sheet, as uint8 [3, height, width]."""
     count, channels, height, width = image_NCHW.shape
     columns = math.ceil(math.sqrt(count))
     rows = math.ceil(count / columns)

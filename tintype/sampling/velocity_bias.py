@@ -1,4 +1,4 @@
-"""The bias that a run's loss terms leave in its velocity: its strength, and the mean velocity around which it scales.
+"""Compute the bias that a run's loss terms cause in its velocity, given by its strength and by the mean velocity.
 
 B: images of a batch, C: channels, H, W: latent rows and columns.
 """
@@ -16,17 +16,19 @@ from tintype.seams import Draws, Sample
 from tintype.train.parts import Model
 
 MOST_IMAGES = 1024
-"""Number of training images for the mean; if there are fewer, all of them."""
+"""Number of training images used for the mean velocity; if the data has fewer images, all are used."""
 _BATCH = 64
 _DECIDE = {"seed", "data", "tokenizer", "objective", "time", "precision"}
 _cached: dict[tuple[str, int, int, torch.device], Tensor] = {}
-"""Cache of mean velocities, by the sections of the plan that decide them: a study samples one run many times."""
+"""Cache of mean velocities by the plan sections that determine them, since a study samples one run many times."""
 
 
 def velocity_bias(parts: Model, size_px: int | tuple[int, int]) -> VelocityBias | None:
-    """Return the bias that guidance must undo for this run, or None. A scheduled weight counts with its last value.
+    """Return the bias that guidance must correct for this run; None if there is no bias. For a scheduled weight, the
+    last value is used.
 
-    The mean velocity is known at the sizes of the training images: the data's size and the sizes of earlier stages.
+    The mean velocity is known only for the sizes of the training images, which are the data's size and the sizes of
+    earlier stages.
     """
     plan = parts.plan
     height, width = (size_px, size_px) if isinstance(size_px, int) else size_px
@@ -64,12 +66,12 @@ def _first(parts: Model) -> int:
 
 @torch.no_grad()
 def mean_target(parts: Model, size_px: int) -> Tensor:
-    """Return the mean of the target velocity over the first images of training, at their times: float32 [C, H, W].
+    """Return the mean of the target velocity over the first training images at their times, as float32 [C, H, W].
 
-    The images have the size of the data or of a stage. For a mixture, whose shares may have changed, the last images
-    are used.
+    The images have the size of the data or of a training stage. For a mixture of data sets, whose shares may have
+    changed, the last images are used.
 
-    The target is linear in the noise, which has mean zero. So the noise is left out, and adds no sampling error.
+    The target is linear in the noise, which has mean zero. So the noise is left out, which avoids sampling error.
     """
     seed, count = parts.plan.seed, min(MOST_IMAGES, len(parts.source))
     begin, source = _first(parts), parts.source_of(size_px)
