@@ -1,1 +1,1 @@
-"""Web pages for a folder of runs and studies: HTML rendered on the server, a small script, an event stream per page."""
+"""Serve web pages for a folder of runs and studies, by server-side HTML, a small script and event streams."""

@@ -1,4 +1,4 @@
-"""Training curves of many runs, for a page: mean and range over the seeds of each arm, in bins of steps."""
+"""Compute training curves of many runs for a page, as mean and range over the seeds of each arm, in bins of steps."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from tintype.train.record import RunRecord
 
 BINS = 120
 FIRST = ("flow", "validation_loss", "grad_norm", "loss", "images_per_s", "lr")
-"""Names of the curves that a page lists first, in this order."""
+"""Names of the curves that a page shows first, in this order."""
 Band: TypeAlias = list[tuple[float | None, ...]]
 """(step, seconds, mean, lowest, highest, operations) of each bin that has values.
 
-Seconds are None in stored curves. Operations are None if they were not counted.
+In stored curves, seconds are None. Operations are None if they were not counted.
 """
 _Bins: TypeAlias = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 @dataclass(frozen=True)
 class RunPlace:
-    """A run that a page shows, with the folder of its files. The folder may not exist yet."""
+    """A run that a page shows, with the run's folder, which may not exist yet."""
 
     arm: str
     seed: int
@@ -42,7 +42,7 @@ class RunPlace:
 
 
 class Curves:
-    """The training curves of all runs of a page, read from their logs."""
+    """Training curves of all runs of a page, which are read from the runs' logs."""
 
     def __init__(self, runs: Sequence[RunPlace]) -> None:
         self.runs = list(runs)
@@ -50,10 +50,10 @@ class Curves:
         self.events = {run.hash: EventsLog(RunRecord(run.folder).events_file) for run in runs}
         self.steps: float = max((run.steps for run in runs), default=1)
         self.versions = {run.arm: 0 for run in runs}
-        """Number of times that the curves of each arm have changed."""
+        """Number of changes of each arm's curves."""
         self.events_version = 0
         self.problems: dict[str, str] = {}
-        """The error for each run whose logs cannot be read, by the run's hash."""
+        """The error for each run with unreadable logs, by the run's hash."""
         self._next = 0
         self._lock = threading.Lock()
         """Lock between the thread that reads the files and the threads that call `band`."""
@@ -61,9 +61,9 @@ class Curves:
         self.flops = Flops()
 
     def read(self, budget_s: float = 0.25) -> bool:
-        """Read the new lines of the runs' logs, one run after the other, for at most `budget_s` seconds.
+        """Read new lines of the logs, one run after the other, for at most `budget_s` seconds.
 
-        Return whether all runs were read. The next call continues with the next run.
+        Return whether all runs were read. If not, the next call continues with the next run.
         """
         end = time.monotonic() + budget_s
         for _ in range(len(self.runs)):
@@ -85,9 +85,9 @@ class Curves:
             self.problems.pop(run.hash, None)
 
     def names(self) -> list[str]:
-        """Return the names of all curves, those in `FIRST` first.
+        """Return the names of all curves, with the names in `FIRST` first.
 
-        The curve `loss` is left out if the objective is the only loss, since it would equal the curve `flow`.
+        If the objective is the only loss, the curve `loss` is left out, since it would equal the curve `flow`.
         """
         with self._lock:
             logs = list(self.metrics.values())
@@ -104,14 +104,14 @@ class Curves:
         return _band(rows, self.steps, until.flops_until if until else None) if rows else []
 
     def counted(self, arm: str) -> None:
-        """Mark an arm's curves as changed after its operations were counted, so that pages get them again."""
+        """After an arm's operations were counted, mark its curves as changed, so that pages get the new curves."""
         with self._lock:
             self.versions[arm] += 1
 
     def _bins(self, run: str, name: str) -> _Bins | None:
         """Return the values and seconds of a run's curve in each bin, cached until the curve grows.
 
-        A bin without a value is NaN.
+        The value of an empty bin is NaN.
         """
         log = self.metrics[run]
         if name not in log.series:
@@ -123,7 +123,7 @@ class Curves:
         return known[1]
 
     def event_steps(self) -> list[tuple[float, str, str]]:
-        """Return (step, kind, arm) of the events to mark on the axis of steps, at most a hundred."""
+        """Return (step, kind, arm) of the events to mark on the x axis, at most a hundred."""
         with self._lock:
             found = [
                 (step, str(event["event"]), run.arm)
@@ -135,7 +135,7 @@ class Curves:
 
 
 class StoredCurves(Curves):
-    """Curves and events of a study whose runs were deleted, read from the study's results."""
+    """Curves and events of a study whose runs were deleted, which are read from the study's results."""
 
     def __init__(self, runs: Mapping[RunPlace, Run]) -> None:
         super().__init__(list(runs))

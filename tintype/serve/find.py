@@ -14,7 +14,7 @@ from tintype.train.record import CHECKPOINTS, EVALUATION, KEPT, SNAPSHOTS, RunRe
 _DEEPEST = 6
 _MOST_FOLDERS = 20_000
 _INNER = (CHECKPOINTS, EVALUATION, SNAPSHOTS, KEPT, "leases", "runs", "replication")
-"""Folders inside runs and studies that are not searched: the page of the study shows the runs in them, if any."""
+"""Subfolders of runs and studies that are not searched, since the page of a study shows the runs in them."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class FoundStudy:
     """A study in the served folder."""
 
     path: str
-    """Relative to the served folder; empty for the folder itself."""
+    """Path relative to the served folder; empty for the served folder itself."""
     name: str
     question: str
     has_report: bool
@@ -42,7 +42,7 @@ def is_study(folder: Path) -> bool:
 
 
 def is_pipeline(folder: Path) -> bool:
-    """Return whether the folder holds a diffusers pipeline that has a transformer."""
+    """Return whether the folder has a diffusers pipeline with a transformer."""
     return (folder / "model_index.json").is_file() and (folder / "transformer").is_dir()
 
 
@@ -51,9 +51,9 @@ def can_sample(folder: Path) -> bool:
 
 
 def find(root: Path) -> tuple[list[FoundStudy], list[FoundRun]]:
-    """Return the studies below a folder, and the runs and pipelines outside of studies.
+    """Return the studies below a folder, and the runs and pipelines that belong to no study.
 
-    Links that lead out of the folder are not followed.
+    Links to targets outside of the folder are not followed.
     """
     studies, runs, waiting, seen = list[FoundStudy](), list[FoundRun](), [(root, 0)], 0
     while waiting and seen < _MOST_FOLDERS:
@@ -81,7 +81,7 @@ def find(root: Path) -> tuple[list[FoundStudy], list[FoundRun]]:
 
 
 def describe(folder: Path, path: str) -> FoundStudy:
-    """Return a study with the name and the question in its study.yaml, if that file can be read."""
+    """Return a study with the name and the question from its study.yaml, if the file is readable."""
     name, question = folder.name, ""
     try:
         content = read_yaml((folder / STUDY).read_text(encoding="utf-8"), STUDY).data
@@ -93,12 +93,12 @@ def describe(folder: Path, path: str) -> FoundStudy:
 
 
 def is_stored(folder: Path) -> bool:
-    """Return whether a study has results but no runs any more, like the studies committed to tintype's repository."""
+    """Return whether a study has results but no runs, like the studies committed to tintype's repository."""
     return not (folder / "runs").is_dir() and (folder / "results.json").is_file()
 
 
 def runs_of(folder: Path, *, sampled: bool) -> list[Path]:
-    """Return the runs of a study. With `sampled`, return only runs that have weights to sample from."""
+    """Return the runs of a study. If `sampled` is True, return only runs with weights that can be sampled."""
     runs = folder / "runs"
     found = sorted(runs.iterdir()) if runs.is_dir() else []
     return [run for run in found if is_run(run) and (not sampled or any(RunRecord(run).checkpoints.glob("*")))]

@@ -1,7 +1,9 @@
-"""Operations that a run has computed up to each step, as `tintype plan cost` counts them, for the x axis of curves.
+"""Count the operations that a run has computed up to each step, in the way of `tintype plan cost`, for the x axis of
+curves.
 
-Counting builds the networks without weights, which takes seconds for a large model. So operations are counted only
-after a reader of the page asks for them, in a separate thread. Plans that differ only in their seeds are counted once.
+Counting builds the networks without weights, which takes seconds for a large model. So operations are counted in a
+separate thread, and only after a user of the page asks for them. Plans that differ only in their seeds are counted only
+once.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ def count(plan: Plan) -> PlanCost | str:
 
 
 class Flops:
-    """The operations of the plans of a page, by arm."""
+    """Operations of the plans of a page, by arm."""
 
     def __init__(self) -> None:
         self.costs: dict[str, PlanCost] = {}
@@ -43,7 +45,10 @@ class Flops:
         self._asked: frozenset[str] = frozenset()
 
     def ask(self, plans: Mapping[str, Plan], on_counted: Callable[[str], None]) -> None:
-        """Count the operations of new plans in a thread. `on_counted` is called with each arm after its count."""
+        """Count the operations of new plans in a thread.
+
+        `on_counted` is called with each arm after its plan was counted.
+        """
         new = {arm: plan for arm, plan in plans.items() if arm not in self._asked}
         if new:
             self._asked |= set(new)

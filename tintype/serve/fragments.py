@@ -1,4 +1,7 @@
-"""Fragments: the parts of a page that change. The server renders them, and sends a browser those that have changed."""
+"""Fragments: the parts of a page that change.
+
+The server renders the parts, and sends a browser the parts that have changed.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +36,12 @@ from tintype.study.study import Study
 from tintype.train.record import RunRecord, is_run
 
 Fragments = dict[str, str]
-"""HTML of each fragment, by the id of the page's element that shows it."""
+"""HTML of each fragment, by the id of the page element that contains the fragment."""
 _NONE_KEPT: Mapping[str, bytes] = MappingProxyType({})
 _MOST_ROWS = 60
 _MOST_EVENTS = 60
 _MOST_LETTERS = 2000
-"""Largest number of characters of an event's details. A path or an error message fits."""
+"""Largest number of characters in the details of an event. The limit is large enough for a path or an error message."""
 _WORDS: dict[RunState, str] = {
     "done": "done",
     "running": "running",
@@ -52,7 +55,7 @@ _WORDS: dict[RunState, str] = {
 
 
 def page(name: str) -> Template:
-    """Return a template of tintype/serve, with the filters that reports use."""
+    """Return a template of tintype/serve, with the Jinja filters of reports."""
     filters = {
         "plain": findings.plain,
         "glyph": glyph,
@@ -78,7 +81,7 @@ def study_fragments(
     kept: Mapping[str, bytes] = _NONE_KEPT,
     refused: str = "",
 ) -> Fragments:
-    """Render the fragments of a study's page for which content is given."""
+    """Render fragments of a study's page; fragments without content are left out."""
     found: Fragments = {}
     if status is not None and folder is not None:
         found["queue"] = _queue(path, colours, status, folder)
@@ -110,7 +113,7 @@ def stored_fragments(
     curves: Curves,
     kept: Mapping[str, bytes],
 ) -> Fragments:
-    """Render the fragments for a study whose runs were deleted, from its results and the images in its report."""
+    """Render the fragments for a study without runs, from the study's results and the images in its report."""
     found = study_fragments(path, colours, results=results, folder=folder, curves=curves, kept=kept)
     runs = [(arm, run) for arm in results.arms for run in arm.runs]
     counts = {state: sum(run.state == state for _, run in runs) for state in get_args(EndState)}
@@ -125,7 +128,7 @@ def stored_fragments(
 
 
 def _machines(results: StudyResults) -> list[str]:
-    """Return the devices that the runs were trained on."""
+    """Return the devices on which the runs were trained."""
     named = [str(run.environment.get("device", "")) for arm in results.arms for run in arm.runs]
     return sorted({one for one in named if one})
 
@@ -152,7 +155,7 @@ def compare_fragments(compared: SideBySide, paths: Sequence[str], colours: Mappi
 
 
 def picked_fragments(path: str, folder: Path) -> Fragments:
-    """Render the images that a user picked in the playground. The fragment is empty if there are none."""
+    """Render the images that a user picked in the playground. The fragment is empty if the user picked no images."""
     picked = [(one, address(path, one.image)) for one in read_picked(folder)]
     return {"picked": _rendered("picked", picked=picked, PICKED_LEAD=LEAD)}
 
@@ -223,12 +226,12 @@ def _events(curves: Curves) -> list[dict[str, str]]:
 
 
 def _shortened(text: str) -> str:
-    """Truncate a text that is too long for the page, and mark the end with an ellipsis."""
+    """Truncate text that is too long for the page, and append an ellipsis."""
     return text if len(text) <= _MOST_LETTERS else text[:_MOST_LETTERS] + " …"
 
 
 def _plain(value: object) -> str:
-    """Return a value of an event as text, or a dash if the value is nested too deeply."""
+    """Return a value of an event as text, or a dash if the value has too many levels of nesting."""
     try:
         return findings.plain(value)
     except RecursionError:

@@ -1,9 +1,10 @@
-"""Check each request before it is answered: its host, token and origin, and that its path is in the served folder.
+"""Check each request before it is answered: its host, its token, its origin, and whether its path is in the served
+folder.
 
-Any web page that is open in a browser can make the browser send requests to this machine. So the `Host` header must
-name this server. A foreign name that resolves to this machine is refused. Requests that another site started are
-refused, and requests that change something must come from a page of this server. If other machines can reach the
-server, a request also needs the token.
+Any web page that is open in a browser can make the browser send requests to this machine. So the `Host` header of a
+request must name this server. A request is refused if its `Host` header is a foreign name that resolves to this
+machine. Requests that another site started are refused. Requests that change something must come from a page of this
+server. If other machines can reach the server, a request also needs the token.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tintype.study.report.html import SCRIPTS
 
 Headers: TypeAlias = "Mapping[str, str] | Message[str, str]"
 _SAME = ("same-origin", "none")
-"""Values of the header `Sec-Fetch-Site` for requests that a page of this server or the user has started."""
+"""Values of the header `Sec-Fetch-Site` for requests that were started by a page of this server or by the user."""
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 _ANYWHERE = ("0.0.0.0", "::", "")
 CONTENT_POLICY = (
@@ -36,10 +37,10 @@ REPORT_POLICY = (
     "sandbox allow-scripts; default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
     f"script-src {inline_script(*SCRIPTS)[1]}; frame-ancestors 'none'"
 )
-"""Content security policy for a stored report, which somebody else may have written.
+"""Content security policy for a stored report, which may come from another person.
 
-A browser runs only the report script of this version of tintype, which it knows by the script's hash. The script has
-no more rights than a script from another site.
+A browser runs only the report script of this version of tintype, identified by the script's hash. The script has the
+same rights as a script from another site.
 """
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -61,7 +62,7 @@ class RefusedError(Exception):
 
 
 def is_local(host: str) -> bool:
-    """Return whether only this machine can reach an address."""
+    """Return whether an address can be reached only from this machine."""
     if host == "localhost":
         return True
     try:
@@ -76,7 +77,7 @@ def new_token() -> str:
 
 @dataclass(frozen=True)
 class Guard:
-    """The rules by which one server checks requests. `token` is None if requests need no token."""
+    """The rules by which a server checks requests. `token` is None if requests need no token."""
 
     host: str
     port: int
@@ -126,7 +127,7 @@ class Guard:
                 raise RefusedError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "The request's content must be JSON.")
 
     def knows_token(self, target: str, headers: Headers) -> bool:
-        """Return whether a request has the token in its URL, its cookie or its Authorization header."""
+        """Return whether a request contains the token in its URL, its cookie or its Authorization header."""
         given = [*parse_qs(urlsplit(target).query).get("token", [])]
         try:
             cookies = SimpleCookie(headers.get("Cookie", ""))
@@ -144,9 +145,9 @@ class Guard:
 
 
 def inside(root: Path, quoted: str) -> Path:
-    """Return the file or folder that the path in a URL names. Refuse it if it is outside of `root`.
+    """Return the file or folder that the path in a URL names. Refuse a path outside of `root`.
 
-    Links are resolved before the check. Names that begin with a dot are refused too, since hidden files are not served.
+    Links are resolved before the check. Names with a leading dot are refused too, since hidden files are not served.
     """
     missing = RefusedError(HTTPStatus.NOT_FOUND, "There is nothing at this address.")
     try:

@@ -1,4 +1,4 @@
-"""Grids of images from the same prompts and the same noise, to compare the arms of a study or any runs."""
+"""Compare the arms of a study, or any runs, in grids of images from the same prompts and the same noise."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tintype.study.study import Study
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of the grid: the URL of the image at each step that has one, in the order of the steps."""
+    """A cell of the grid, with the URL of the image for each step that has an image, in the order of the steps."""
 
     at: dict[int, str]
     wrong: dict[int, list[WrongWords]] = field(default_factory=dict)
-    """By step: words of the prompt that the image shows wrongly. A step has no entry if its image was not read."""
+    """By step: words of the prompt that the image does not match. A step has no entry if its image was not checked."""
 
     @property
     def last(self) -> str:
@@ -34,7 +34,7 @@ class Cell:
 
     @property
     def last_wrong(self) -> list[WrongWords] | None:
-        """Return the words of the prompt that the last image shows wrongly; None if the image was not read."""
+        """Return the words of the prompt that the last image does not match; None if the image was not checked."""
         return self.wrong.get(max(self.at)) if self.at else None
 
     @property
@@ -50,7 +50,7 @@ class Grid:
     title: str
     prompts: list[str]
     arms: list[tuple[str, str, str]]
-    """(name, CSS class of the colour, run) of each column. The run is empty if the name already identifies it."""
+    """(name, CSS class of the colour, run) for each column. The run is empty if the name already identifies the run."""
     cells: list[list[Cell]]
     """One row per prompt, with one cell per column."""
     steps: list[int] = field(default_factory=list)
@@ -61,12 +61,12 @@ class Grid:
 
     @property
     def is_read(self) -> bool:
-        """Return whether any image was checked for words of the prompt that it shows wrongly."""
+        """Return whether any image was checked against the words of its prompt."""
         return any(cell.wrong for row in self.cells for cell in row)
 
 
 def study_grid(path: str, view: HtmlView, study: Study | None) -> Grid:
-    """Return the images of all arms of a study at one resolution."""
+    """Return the images of all arms of a study for one resolution."""
     arms, columns = list[tuple[str, str, str]](), list[list[Cell]]()
     shown, steps = view.results.resolution, set[int]()
     count = len(shown.prompts)
@@ -87,7 +87,7 @@ def study_grid(path: str, view: HtmlView, study: Study | None) -> Grid:
 
 
 def _images(path: str, arm: Arm, view: HtmlView, study: Study | None, count: int) -> list[Cell]:
-    """Return the samples of an arm's first run that has any, one cell for each prompt."""
+    """Return the samples of the first run of an arm that has samples, one cell for each prompt."""
     folder = view.folder
     found: list[dict[int, str]] = [{} for _ in range(count)]
     wrong: list[dict[int, list[WrongWords]]] = [{} for _ in range(count)]
@@ -120,7 +120,7 @@ def _images(path: str, arm: Arm, view: HtmlView, study: Study | None, count: int
 
 
 def _misread(result: Path) -> list[list[WrongWords]]:
-    """Return, for each image of a stored result, the wrong words of its prompt. Empty if the file is damaged."""
+    """Return the wrong words of the prompt for each image of a stored result; empty if the file is damaged."""
     try:
         return read_misread(result)
     except DamagedFileError:
@@ -128,7 +128,7 @@ def _misread(result: Path) -> list[list[WrongWords]]:
 
 
 def image_at(path: str, name: str, folder: Path, kept: Mapping[str, bytes]) -> str:
-    """Return the URL of a study's image: of its file, or of its copy in the report. Empty if both are missing."""
+    """Return the URL of a study's image file, or of its copy in the report; empty if both are missing."""
     if (folder / name).is_file():
         return address(path, name)
     return f"/kept/{quote(path)}?image={quote(name)}" if name in kept else ""
@@ -140,7 +140,10 @@ def address(path: str, name: str) -> str:
 
 
 def shared_grids(runs: Sequence[ComparedRun], paths: Sequence[str], colours: Mapping[str, str]) -> list[Grid]:
-    """Return one grid per set of prompts and noise from which at least two runs made images. Grids have all steps."""
+    """Return one grid for each set of prompts and noise that at least two runs have sampled.
+
+    The grids contain all steps.
+    """
     found: dict[tuple[str, tuple[str, ...]], dict[str, list[Cell]]] = {}
     for run, path in zip(runs, paths, strict=True):
         for file in run.result_files:
@@ -169,7 +172,10 @@ def shared_grids(runs: Sequence[ComparedRun], paths: Sequence[str], colours: Map
 
 @lru_cache(maxsize=64)
 def _made_of(scored: ScoredData, protocol: Protocol, count: int) -> tuple[str, tuple[str, ...]]:
-    """Return a hash of the images' settings and noise, and the first prompts. No prompts if the data is missing."""
+    """Return a hash of the images' settings and noise, and the first prompts.
+
+    The prompts are empty if the data is missing.
+    """
     sampling = protocol.conditions[0]
     try:
         prompts = tuple(sampling_prompts(scored, protocol, sampling)[:count])

@@ -1,4 +1,7 @@
-"""Find links in studies and runs that lead out of the served folder. A study or run with such a link is not shown."""
+"""Find links in studies and runs that point outside of the served folder.
+
+A study or run with such a link is not shown.
+"""
 
 from __future__ import annotations
 
@@ -12,26 +15,32 @@ from tintype.train.record import CHECKPOINTS, KEPT, SNAPSHOTS
 _DEEPEST = 6
 _MOST_FOLDERS = 100_000
 _UNREAD = (CHECKPOINTS, SNAPSHOTS, KEPT, "samples")
-"""Folders of a run that no page shows, so their links are not checked. They are large and may be on another disk."""
-_SETTLED_NS = 1_000_000_000
-"""A folder's listing is cached only if its last change is at least this old, in nanoseconds.
+"""Subfolders of a run that no page shows, so that their links are not checked.
 
-Then a later change certainly gives the folder another modification time.
+These subfolders are large and may be on another disk.
+"""
+_SETTLED_NS = 1_000_000_000
+"""A folder's listing is cached only if the folder's last change is at least this old, in nanoseconds.
+
+Any later change then certainly gives the folder another modification time.
 """
 
 
 class Links:
-    """Finds links that lead out of the served folder. Listings of folders are cached until the folder changes."""
+    """Finder of links that point outside of the served folder.
+
+    Listings of folders are cached until the folder changes.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._listed: dict[str, tuple[tuple[int, int], Sequence[str], Sequence[str]]] = {}
-        """For each folder: its inode and modification time, and the folders and links in it."""
+        """For each folder: inode, modification time, subfolders and links."""
 
     def stay_inside(self, folder: Path) -> bool:
-        """Return whether all links in the folder of a study or run stay inside the served folder.
+        """Return whether all links in the folder of a study or run point inside the served folder.
 
-        Links in the folders that these links lead to are checked too.
+        The check includes links in the targets of these links.
         """
         waiting, seen = [(str(folder), 0)], {str(folder)}
         for place, depth in waiting:

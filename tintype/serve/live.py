@@ -1,7 +1,7 @@
-"""The content of each page, updated by one thread while a browser shows the page.
+"""Update the content of each page in a thread while a browser shows the page.
 
-All browsers that show a page share its thread, so many viewers cost as much as one. The thread only reads files. It
-writes nothing into the served folder.
+All browsers that show the same page share one thread, so the cost does not grow with the number of viewers. The thread
+only reads files. The thread writes no files into the served folder.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ from tintype.train.record import RunRecord
 EVERY_S = 1.0
 """Seconds between two reads of the files."""
 REST = 10.0
-"""Pause after a comparison of all runs, as a multiple of the time that the comparison took."""
+"""Pause after a comparison of all runs, as a multiple of the duration of the comparison."""
 _SHORT_S = 0.02
-"""Pause in seconds between two reads while there is more to read. Requests are answered in the pause."""
+"""Pause in seconds between two reads while more data is left to read; requests are answered in this pause."""
 _IDLE_S = 20.0
 """Seconds without a request after which reading stops."""
 
 UNREADABLE = (UserError, OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
-"""Exceptions that reading can raise for files that tintype did not write in this form."""
+"""Exceptions that can occur on reading files that tintype did not write."""
 
 
 class Live(ABC):
-    """The state of one page, and the thread that updates the state."""
+    """The state of one page, and the thread that updates it."""
 
     def __init__(self, folder: Path, path: str, links: Links | None = None) -> None:
         self.folder, self.path = folder, path
         self._links = links
         self._has_more = False
-        """Whether more is left to read after the last read."""
+        """Whether data is left to read after the last read."""
         self.curves = Curves([])
         self.fragments: Fragments = {}
         self.problem = ""
@@ -77,10 +77,13 @@ class Live(ABC):
 
     @abstractmethod
     def look(self) -> bool:
-        """Read the new content of the files, and return whether there is more to read at once."""
+        """Read the new content of the files, and return whether more can be read immediately."""
 
     def ask(self, wait_s: float = 0.0) -> None:
-        """Keep the page up to date for the next seconds. Wait at most `wait_s` seconds for its first read."""
+        """Keep the page up to date for the next seconds.
+
+        Wait at most `wait_s` seconds for the first read of the page.
+        """
         with self.changed:
             self._asked_s = time.monotonic()
             if not self._reading:
@@ -90,7 +93,7 @@ class Live(ABC):
                 self.changed.wait_for(lambda: self.version > 0, wait_s)
 
     def count_flops(self) -> None:
-        """Start to count the operations of all plans, at the first request. The curves get the counts when ready."""
+        """At the first request, start to count the operations of all plans; the curves get the counts later."""
         curves = self.curves
 
         def on_counted(arm: str) -> None:
@@ -104,7 +107,7 @@ class Live(ABC):
         curves.flops.ask({arm: plan for arm, plan in self.plans.items() if arm in curves.versions}, on_counted)
 
     def wait(self, version: int, timeout_s: float) -> int:
-        """Wait until the page is newer than `version`, at most `timeout_s` seconds. Return the page's version."""
+        """Wait until the page is newer than `version`, at most `timeout_s` seconds; return the page's version."""
         self.ask()
         with self.changed:
             self._waiting += 1
@@ -115,7 +118,7 @@ class Live(ABC):
             return self.version
 
     def rest(self) -> None:
-        """Stop reading until the next request, unless a request waits for a new version."""
+        """Stop reading until the next request, unless a request is waiting for a new version."""
         with self.changed:
             if not self._waiting:
                 self._asked_s = -_IDLE_S
@@ -129,13 +132,16 @@ class Live(ABC):
             raise
 
     def _keep_reading(self) -> bool:
-        """Return whether a request came recently. If not, this thread ends, and the next request starts another."""
+        """Return whether a request came recently.
+
+        If not, this thread ends, and the next request starts a new thread.
+        """
         with self.changed:
             self._reading = time.monotonic() - self._asked_s < _IDLE_S
             return self._reading
 
     def step(self) -> bool:
-        """Read the files once. If a folder cannot be read, show the error on the page."""
+        """Read the files once. If a folder cannot be read, the page shows the error."""
         before = self._state()
         try:
             self._check_links()
@@ -153,7 +159,7 @@ class Live(ABC):
         return more
 
     def _check_links(self) -> None:
-        """Raise if a link in the page's folders leads out of the served folder."""
+        """Raise if a link in the page's folders points outside of the served folder."""
         for folder in self._folders():
             if self._links is not None and not self._links.stay_inside(folder):
                 raise UserError(f"{folder} has a link that leads out of the served folder, so it is not read any more")
@@ -175,7 +181,7 @@ class Live(ABC):
 
 
 class LiveStudy(Live):
-    """The page of a study, running or finished. If the runs were deleted, it shows the stored results."""
+    """The page of a study, running or finished. If the runs were deleted, the page shows the stored results."""
 
     def __init__(self, folder: Path, path: str, links: Links | None = None) -> None:
         super().__init__(folder, path, links)
@@ -183,12 +189,12 @@ class LiveStudy(Live):
         self._stored_at = 0
         """Modification time of the results of a study whose runs were deleted."""
         self.kept: Mapping[str, bytes] = {}
-        """Images inside the report of a study whose runs were deleted, by the images' original paths."""
+        """Images in the report of a study whose runs were deleted, by the images' original paths."""
         self._scores: dict[str, Run] = {}
         self._images: dict[str, dict[str, list[float]]] = {}
-        """By the run's hash: for each metric, the values of single images."""
+        """Values of single images for each metric, by the run's hash."""
         self._damaged: dict[str, str] = {}
-        """The error for each run whose scores cannot be read, by the run's hash."""
+        """The error for each run with unreadable scores, by the run's hash."""
         self._study: Study | None = None
         self._ended: tuple[tuple[str, str], ...] | None = None
         self._results: StudyResults | None = None
@@ -198,7 +204,7 @@ class LiveStudy(Live):
         self._rested_s = 0.0
 
     def look(self) -> bool:
-        """Read the queue, then the logs, then the verdicts: the fastest part first."""
+        """Read the queue, then the logs, then the verdicts, since the queue is the fastest to read."""
         self._look_picked()
         if is_stored(self.folder):
             return self._look_stored()
@@ -223,7 +229,7 @@ class LiveStudy(Live):
         return not is_read
 
     def settle(self) -> None:
-        """Wait until the current comparison of runs is done."""
+        """Wait until the current comparison of runs has finished."""
         if self._comparing is not None:
             self._comparing.join()
 
@@ -243,9 +249,9 @@ class LiveStudy(Live):
         self._ended = None
 
     def _compare(self, study: Study, status: StudyStatus) -> None:
-        """Compare the finished runs. Rows stay incomplete until all runs of an interim analysis have finished.
+        """Compare the finished runs. Rows remain incomplete until all runs of an interim analysis have finished.
 
-        The comparison runs in a thread of its own, so that reading the files stays fast. It pauses afterwards.
+        The comparison has its own thread, so that it does not delay the reading of files. It pauses afterwards.
         """
         began_s = time.monotonic()
         names = {(run.arm, run.seed): run.hash for run in status.runs}
@@ -314,7 +320,7 @@ class LiveRun(Live):
     """The page of one run."""
 
     def look(self) -> bool:
-        """Read the plan at the first call, and the new lines of the logs at every call."""
+        """Read the plan at the first call, and new lines of the logs at every call."""
         if not self.curves.runs:
             plan = RunRecord(self.folder).plan
             label = f"seed {plan.seed}"
@@ -328,21 +334,21 @@ class LiveRun(Live):
 
 
 class LiveCompare(Live):
-    """The page that compares runs of any studies or folders, as `tintype compare` does, and shows their curves."""
+    """The page that compares runs of any studies or folders, like `tintype compare`, and shows their curves."""
 
     def __init__(self, runs: Sequence[tuple[str, str, Path]], links: Links | None = None) -> None:
-        """Show these runs, each as (path in the served folder, name for readers, folder)."""
+        """Show these runs, each given as (path in the served folder, displayed name, folder)."""
         super().__init__(runs[0][2], runs[0][0], links)
         self.runs = [
             (path, f"{ascii_uppercase[index]}: {words}", folder) for index, (path, words, folder) in enumerate(runs)
         ]
         self._seen: tuple[object, ...] = ()
-        """Stamps of the files that change when a run trains further or is scored."""
+        """Modification stamps of the files that change when a run trains further or is scored."""
         self._rested_s = 0.0
         self._events_shown = -1
 
     def look(self) -> bool:
-        """Read the plans once, the new lines of the logs, and from time to time everything that is compared."""
+        """Read the plans once, new lines of the logs at every call, and all compared files at intervals."""
         if not self.curves.runs:
             self.plans = {label: RunRecord(folder).plan for _, label, folder in self.runs}
             self.colours = {label: f"arm-{index % 8}" for index, label in enumerate(self.plans)}
@@ -374,6 +380,9 @@ class LiveCompare(Live):
 
 
 def _colours(arms: list[tuple[str, str, str]]) -> dict[str, str]:
-    """Return the CSS class of each arm's colour by the arm's label, given (label, name, role). Reports use the same."""
+    """Return the CSS class of each arm's colour by the arm's label; `arms` are triples (label, name, role).
+
+    Reports use the same CSS classes.
+    """
     named = list(dict.fromkeys(name for _, name, role in arms if role == "arm"))
     return {label: f"arm-{named.index(name) % 8}" if role == "arm" else f"arm-{role}" for label, name, role in arms}

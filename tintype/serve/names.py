@@ -1,4 +1,4 @@
-"""Names of the runs of studies: arm and seed, read from the study's files."""
+"""Read the arm and seed of each run of a study from the study's files, to name the run."""
 
 from __future__ import annotations
 
@@ -11,20 +11,23 @@ from tintype.study.folder import stored_study
 from tintype.study.status import every_task, stamps
 
 MOST = 400
-"""Largest number of studies whose run names are cached."""
+"""Largest number of studies in the cache of run names."""
 _FILES = ("study.yaml", "baseline.yaml", "baselines", "runs")
-"""Files and folders of a study that change with its runs. Tuned runs begin once their values are chosen."""
+"""Files and folders of a study that change when its runs change.
+
+A tuned run starts only after its values were chosen.
+"""
 
 
 class RunNames:
-    """Reads the names of a study's runs, and caches them until the study changes."""
+    """Reader of the names of a study's runs, which caches the names until the study changes."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[Path, tuple[tuple[int, ...], dict[str, str]]] = OrderedDict()
         self._lock = threading.Lock()
 
     def of(self, study: Path) -> dict[str, str]:
-        """Return the arm and seed of each run, by the run's hash. Empty if the study cannot be read."""
+        """Return the arm and seed of each run, by the run's hash; empty if the study cannot be read."""
         stamp = stamps([study / name for name in _FILES])
         known = self._known.get(study)
         if known is None or known[0] != stamp:

@@ -1,4 +1,4 @@
-"""The start page: the progress of each study, its verdicts, its last change, and one of its images."""
+"""The start page: list each study with its progress, verdicts, last change, and one image."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tintype.study.status import StatusReader, StudyStatus, stamps
 _MOST_NAMES = 4
 """Largest number of arms that are named for each verdict of a study."""
 _BUDGET_S = 0.1
-"""Seconds for which one update reads studies. The next update continues with the other studies."""
+"""Time budget in seconds for reading studies in one update. The next update continues with the other studies."""
 
 
 class Overview:
-    """One study on the start page. Its files are read again when they have changed."""
+    """One study on the start page. The files of the study are read again when they have changed."""
 
     def __init__(self, folder: Path, found: FoundStudy) -> None:
         self.folder, self.found = folder, found
@@ -37,7 +37,7 @@ class Overview:
         self.results: StudyResults | None = None
         self.image, self.image_words = "", ""
         self.kept: Mapping[str, bytes] = {}
-        """The image of the study by its path, if only the study's report contains it."""
+        """The image of the study by its path, if it is only in the study's report."""
         self._reader = StatusReader(folder)
         self._results_at: tuple[int, ...] = ()
         self._done = 0
@@ -56,7 +56,7 @@ class Overview:
         self.is_read = True
 
     def _read_results(self) -> None:
-        """Read the verdicts of the last report. If its file is damaged, show only the progress of the runs."""
+        """Read the verdicts of the last report. If the report's file is damaged, show only the progress of the runs."""
         stamp = stamps([self.folder / "results.json"])
         if stamp == self._results_at:
             return
@@ -72,7 +72,7 @@ class Overview:
         self._show_best_image(self.results)
 
     def _show_best_image(self, results: StudyResults) -> None:
-        """Choose an image of the arm with the first rank."""
+        """Choose an image of the arm with the highest rank."""
         first = results.by_resolution()[0]
         sampled = [(arm, run) for arm in [*ranked_arms(first), baseline_of(first)] if (run := arm.sampled_run)]
         if not sampled:
@@ -86,7 +86,7 @@ class Overview:
         self.image_words = ": ".join([arm.label, *first.resolution.prompts[:1]])
 
     def _show_first_image(self, status: StudyStatus) -> None:
-        """Choose an image of the first scored run, for a study without a report."""
+        """For a study without a report, choose an image of the first scored run."""
         for run in status.of("done"):
             name = f"runs/{run.hash}"
             protocol = self._reader.study.settings.evaluation
@@ -114,9 +114,9 @@ class Overview:
 
     @property
     def verdicts(self) -> list[tuple[str, list[str]]]:
-        """Return (verdict, arms with this verdict): decided verdicts first, undecided arms last.
+        """Return (verdict, arms with this verdict), with decided verdicts first and undecided arms last.
 
-        The metric is named if an arm has the verdict on some of the primary metrics only.
+        If an arm has the verdict on only some of the primary metrics, the text names the metric.
         """
         rows = [row for row in self.results.rows(primary=True) if row.kind == "arm"] if self.results else []
         metrics = {row.metric.name for row in rows}
@@ -132,7 +132,7 @@ class Overview:
 
     @property
     def activity(self) -> str:
-        """Return in words when the study last changed. Empty if the time is unknown."""
+        """Return the time since the last change of the study as text; empty if it is unknown."""
         if self.status is not None:
             changed_s = max(self._reader.changed_s, *(stamp / 1e9 for stamp in self._results_at))
             return (
@@ -144,7 +144,7 @@ class Overview:
 
 
 def ago(then_s: float) -> str:
-    """Return in words how long ago a time was, or its date if it was more than a week ago."""
+    """Return how long ago a time was, as text; return the date if it was more than a week ago."""
     passed_s = time.time() - then_s
     for size_s, most, unit in ((60, 60, "min"), (3600, 48, "h"), (86400, 8, "days")):
         if passed_s < most * size_s:
@@ -169,7 +169,7 @@ class LiveIndex(Live):
         self._rested_s = 0.0
 
     def look(self) -> bool:
-        """Search for studies and runs from time to time, and read studies in turn until the time budget is spent."""
+        """Search for studies and runs at intervals, and read one study after another until the time budget is spent."""
         if time.monotonic() >= self._rested_s:
             self._find()
         began_s, studies = time.monotonic(), list(self.studies.values())

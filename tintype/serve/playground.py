@@ -1,4 +1,4 @@
-"""Sample images on request from runs in the served folder, one image at a time, in the order of the requests.
+"""Sample images on request from runs in the served folder, one image at a time, first come, first served.
 
 The size of a request and the number of waiting requests are limited.
 """
@@ -35,14 +35,14 @@ from tintype.train.record import RunRecord, is_run
 State = Literal["waiting", "loading", "sampling", "done", "failed", "stopped"]
 ENDED: tuple[State, ...] = ("done", "failed", "stopped")
 _PREVIEW_S = 0.2
-"""Least time in seconds between two previews of an unfinished image."""
+"""Minimum time in seconds between two previews of an unfinished image."""
 _MODELS = 2
 _KEPT_JOBS = 32
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a single request, and of the number of waiting requests."""
+    """Limits for a single request, and for the number of waiting requests."""
 
     prompt: int = 1000
     seed: int = 2**31 - 1
@@ -70,7 +70,7 @@ class Request(Settings):
     method: Method = "euler"
     weights: Literal["usual", "raw", "length"] = "usual"
     ema: float = Field(0.1, gt=0, lt=LONGEST)
-    """Length of the weight average, with `weights: length`."""
+    """Length of the weight average, if `weights` is `length`."""
     count: int = Field(1, ge=1, le=LIMITS.count)
 
     @property
@@ -80,7 +80,7 @@ class Request(Settings):
 
     @property
     def made_with(self) -> dict[str, str | int | float]:
-        """Return the settings of an image for its record, without the run and the weights."""
+        """Return the settings to record for an image, without the run and the weights."""
         return {
             "prompt": self.prompt,
             "seed": self.seed,
@@ -104,18 +104,18 @@ class Made:
 
 @dataclass
 class Job:
-    """A request and its progress."""
+    """A request for images, and its progress."""
 
     id: str
     request: Request
     runs: list[tuple[str, Path]]
-    """(path in the served folder, folder) of the runs that make the images."""
+    """(path in the served folder, folder) of the runs that sample the images."""
     state: State = "waiting"
     words: str = ""
     share: float = 0.0
     images: list[dict[str, str]] = field(default_factory=list)
     made: list[Made] = field(default_factory=list)
-    """The finished images, in the order in which the page shows them."""
+    """Finished images, in the order of the page."""
     version: int = 0
     stop: bool = False
 
@@ -125,11 +125,11 @@ class Job:
 
 
 class _StoppedError(Exception):
-    """Raised within sampling if the user has stopped the request."""
+    """Raised during sampling if the user has stopped the request."""
 
 
 class Playground:
-    """The queue of requests, the models that are loaded, and the one thread that samples."""
+    """The queue of requests, the loaded models, and the sampling thread."""
 
     def __init__(self, device: str | None = None) -> None:
         self.device = device
@@ -141,7 +141,7 @@ class Playground:
         self._works = False
 
     def ask(self, request: Request, runs: list[tuple[str, Path]]) -> Job:
-        """Queue a request, or refuse it if too many requests wait."""
+        """Queue a request; refuse it if too many requests are waiting."""
         if request.from_t >= request.to_t:
             raise UserError(f"guidance from t {request.from_t:g} to {request.to_t:g} is empty", "let it end later")
         with self.changed:
@@ -170,7 +170,7 @@ class Playground:
                     self._tell(job, "stopped", "stopped")
 
     def made(self, client: str, id: str, index: int) -> Made:
-        """Return an image of this client. Raise if the image is not finished or no longer stored."""
+        """Return an image of this client; raise if the image is unfinished or no longer stored."""
         with self.changed:
             job = self.jobs.get(id)
             if job is None or job.request.client != client or job.state != "done" or not 0 <= index < len(job.made):
@@ -210,7 +210,7 @@ class Playground:
             self._sample(job, name, folder, model, step, index)
 
     def _model(self, folder: Path, request: Request) -> tuple[Model, int]:
-        """Return a model with a run's newest weights. The model is cached until the run has trained further."""
+        """Return a model with a run's newest weights, which is cached until the run has trained further."""
         record = RunRecord(folder)
         places = [record.checkpoints, record.snapshots] if is_run(folder) else [folder / "transformer"]
         stamp = max((path.stat().st_mtime for place in places for path in place.glob("*")), default=0.0)
@@ -276,7 +276,7 @@ class Playground:
 
 
 def _weights_words(folder: Path, model: Model, request: Request) -> str:
-    """Return a description of the loaded weights of a run."""
+    """Describe the loaded weights of a run."""
     if request.weights == "length":
         return f"average of length {request.ema:g}"
     if not is_run(folder):
@@ -285,7 +285,7 @@ def _weights_words(folder: Path, model: Model, request: Request) -> str:
 
 
 def _png(image_CHW: Tensor, *, least_px: int = 0) -> bytes:
-    """Return an image as PNG, enlarged by an integer factor if it has fewer than `least_px` pixels on a side."""
+    """Return an image as PNG; if a side has fewer than `least_px` pixels, enlarge the image by an integer factor."""
     image = Image.fromarray(image_CHW.permute(1, 2, 0).cpu().numpy())
     factor = max(1, math.floor(least_px / max(image.size)))
     if factor > 1:

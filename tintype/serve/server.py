@@ -1,6 +1,6 @@
-"""The web server of `tintype serve`: pages, images and event streams for one folder.
+"""Web server of `tintype serve` for the pages, images and event streams of one folder.
 
-It needs only Python's standard library.
+The server needs only Python's standard library.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from tintype.wording import option
 
 PORT = 8420
 _FIRST_PAINT_S = 0.5
-"""Seconds that a page waits for its first content. The rest arrives by the page's event stream."""
+"""Seconds for which a page waits for its first content; the rest arrives by the page's event stream."""
 _WHOLE_S = 20.0
-"""Seconds that a request for an image of a report waits until the report is read."""
+"""Seconds for which a request for an image waits until the report that contains the image is read."""
 _BEAT_S = 10.0
 _MOST_STREAMS = 64
 _MOST_LIVE = 32
 _MOST_BYTES = 16_384
-"""Largest content of a request, in bytes."""
+"""Maximum size of a request's body, in bytes."""
 _MOST_RUNS = 400
 _MOST_COMPARED = 8
 _CURVES_EVERY_S = 1.0
@@ -57,7 +57,7 @@ _IMAGES = {"PNG": "image/png", "WEBP": "image/webp"}
 _STATIC = {"style.css": "text/css", "live.js": "text/javascript"}
 _FORM = {"prompt": "", "run": "", "beside": "", "seed": "0", "steps": "30", "guidance": "3.5", "from_t": "0"}
 _FORM |= {"to_t": "1", "method": "euler", "count": "1", "weights": "usual", "ema": "0.1"}
-"""Default values of the playground's form. The URL can set other values."""
+"""Default values of the playground's form. The URL can override these values."""
 _NOT_FOUND = RefusedError(HTTPStatus.NOT_FOUND, "There is nothing at this address.")
 _LINKED_OUT = RefusedError(
     HTTPStatus.NOT_FOUND,
@@ -104,7 +104,7 @@ class LiveServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Return the URL to open in a browser, with the token if the server needs one."""
+        """Return the URL to open in a browser, including the token if the server needs a token."""
         host = "localhost" if self.guard.host in ("0.0.0.0", "::", "") else self.guard.host
         shown = f"[{host}]" if ":" in host else host
         token = f"?token={self.guard.token}" if self.guard.token else ""
@@ -132,7 +132,7 @@ class LiveServer(ThreadingHTTPServer):
 
     @contextmanager
     def stream(self) -> Iterator[None]:
-        """Count an event stream while it is open, or refuse it if too many are open."""
+        """Count an open event stream; refuse it if too many streams are open."""
         if not self._streams.acquire(blocking=False):
             raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, "Too many pages are open.")
         try:
@@ -141,7 +141,7 @@ class LiveServer(ThreadingHTTPServer):
             self._streams.release()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Log an error that no response could report. A closed connection is not an error."""
+        """Log an error that could not be reported in a response. A closed connection does not count as an error."""
         if (error := sys.exception()) is not None and not isinstance(error, ConnectionError | TimeoutError):
             note(f"the live page: {type(error).__name__}: {error}")
 
@@ -155,7 +155,7 @@ class Handler(BaseHTTPRequestHandler):
     timeout = 30.0
 
     def do_GET(self) -> None:
-        """Send a page, an image, a style sheet or script, or an event stream."""
+        """Respond with a page, an image, a style sheet, a script, or an event stream."""
         with self._refusals():
             self.server.guard.check("GET", self.path, self.headers)
             if self._takes_token():
@@ -294,7 +294,7 @@ class Handler(BaseHTTPRequestHandler):
         return self.server.compared([(path, self._run_words(folder, path), folder) for path, folder in folders])
 
     def _run_words(self, folder: Path, path: str) -> str:
-        """Return a run's name for readers. For a run of a study: the study's path, the arm and the seed."""
+        """Return the displayed name of a run; in a study, it contains the study's path, the arm and the seed."""
         if (study := self._study_of(folder)) is None:
             return path or "the folder itself"
         name = self.server.names.of(study).get(folder.name, folder.name)
@@ -312,7 +312,7 @@ class Handler(BaseHTTPRequestHandler):
     def _runs(self, *, sampled: bool = False) -> Iterator[dict[str, str]]:
         """Yield the path and the name of each run.
 
-        With `sampled`, yield only runs that have weights to sample from, and pipelines of diffusers.
+        If `sampled` is True, yield only diffusers pipelines, and runs with weights that can be sampled.
         """
         studies, runs = find(self.server.root)
         left = _MOST_RUNS
@@ -350,7 +350,7 @@ class Handler(BaseHTTPRequestHandler):
         self._send_image(content, file.name)
 
     def _kept_image(self, rest: str) -> None:
-        """Send an image that only the report of a study contains."""
+        """Respond with an image that exists only in the report of a study."""
         folder = self._folder(rest, is_study)
         name = dict(parse_qsl(urlsplit(self.path).query)).get("image", "")
         overview = self.server.index.studies.get(self.server.relative(folder))
@@ -364,7 +364,7 @@ class Handler(BaseHTTPRequestHandler):
         self._send_image(live.kept[name], name)
 
     def _send_image(self, content: bytes, name: str) -> None:
-        """Send a file if its content is an image of a kind that pages show. Otherwise refuse it."""
+        """Respond with a file if its content is an image in a supported format. Otherwise refuse it."""
         try:
             with open_image(content, name) as image:
                 kind = _IMAGES.get(image.format or "")
@@ -400,7 +400,7 @@ class Handler(BaseHTTPRequestHandler):
         return self.server.playground.ask(request, runs).id
 
     def _pick(self, content: dict[str, object]) -> str:
-        """Save an image of the playground for the report of its study, or beside its run. Return the place in words."""
+        """Save a playground image for the report of its study, or beside its run; return a description of the place."""
         index = content.get("index")
         if not isinstance(index, int) or isinstance(index, bool):
             raise UserError("index: an integer is needed")
@@ -512,13 +512,13 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Log nothing, since URLs may contain a token."""
+        """Do not log requests, since URLs may contain a token."""
 
 
 def follow(live: Live, metrics: list[str], *, flops: bool = False) -> Iterator[tuple[str, object]]:
-    """Yield the events of a page: fragments and curves that the browser does not have yet.
+    """Yield the events of a page, which are fragments and curves that the browser does not have yet.
 
-    With `flops`, also count operations for the curves.
+    If `flops` is True, also count operations for the curves.
     """
     fragments, problem, version = dict[str, str](), "", -1
     curves, arms, names = None, dict[tuple[str, str], int](), list[str]()

@@ -1,7 +1,8 @@
-"""Read a run's logs while they grow. Each read takes only the new bytes, and a bounded number of points is kept.
+"""Read the logs of a run while the files grow. Each read takes only the new bytes, and the number of stored points is
+limited.
 
-If a file is long when it is first read, only some of its lines are read: as many as there are points, at equal
-distances. All later lines are read. The value of a point is the mean over the lines that the point represents.
+If a file is long at its first read, only as many lines as there are points are read, at equal distances. All later
+lines are read. The value of a point is the mean over the lines that the point represents.
 """
 
 from __future__ import annotations
@@ -18,15 +19,18 @@ from tintype.runtime.files import SEAL, check_first_line, finite
 from tintype.train.record import curve_numbers
 
 POINTS = 120
-"""Least number of points of a series, once that many values were logged. The largest number is twice as large."""
+"""Minimum number of points of a series, once enough values were logged.
+
+The maximum number of points is twice as large.
+"""
 _WHOLE_BYTES = 192 * 1024
-"""Up to this size, all lines of a file or of its new part are read. Of a larger one, only some lines are read."""
+"""If a file or its new part is larger than this size, only some of its lines are read."""
 _LONGEST_LINE = 64 * 1024
 _REMAKE = "`tintype train` with the run's plan, or its study again, sets it aside"
 
 
 def _parsed(text: bytes) -> dict[str, Any]:
-    """Return the JSON object of a line. Empty if the line cannot be parsed."""
+    """Return the JSON object of a line; empty if the line cannot be parsed."""
     try:
         line = json.loads(text)
     except (ValueError, RecursionError):
@@ -35,12 +39,12 @@ def _parsed(text: bytes) -> dict[str, Any]:
 
 
 class Series:
-    """A logged number over steps and seconds, downsampled as it grows."""
+    """Values of a logged number by steps and seconds, downsampled while the log grows."""
 
     def __init__(self) -> None:
         self.step, self.seconds, self.value, self.weight = (array("d") for _ in range(4))
         self._each = 1.0
-        """Number of lines that a full point represents."""
+        """Number of lines in a full point."""
 
     def add(self, step: float, seconds: float, value: float, weight: float = 1.0) -> None:
         """Add the value of one line, which represents `weight` lines."""
@@ -59,7 +63,10 @@ class Series:
         return self.step, self.seconds, self.value, self.weight
 
     def _merge(self, index: int, step: float, seconds: float, value: float, weight: float) -> None:
-        """Add a line to a point. The point's value is the mean of its lines; its step and time are the last line's."""
+        """Add a line to a point.
+
+        The value of the point is the mean of its lines; its step and time come from the last line.
+        """
         whole = self.weight[index] + weight
         self.value[index] += (value - self.value[index]) * weight / whole
         self.step[index], self.seconds[index], self.weight[index] = step, seconds, whole
@@ -74,7 +81,7 @@ class Series:
 
 
 class MetricsLog:
-    """The numbers of one `metrics.jsonl`."""
+    """The numbers in one `metrics.jsonl`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -85,14 +92,16 @@ class MetricsLog:
     def _forget(self) -> None:
         self.series: dict[str, Series] = {}
         self.last: dict[str, float] = {}
-        """The logged numbers of the newest line, by name."""
+        """The logged numbers in the newest line, by name."""
         self.seconds = 0.0
         self.has_terms = False
-        """Whether the total loss differs from the objective's loss in some line, since the plan has more loss terms."""
+        """Whether any line has a total loss different from the objective's loss, because the plan has more loss terms.
+        """
         self._offset, self._file, self._line = 0, 0, 0
 
     def read(self) -> bool:
-        """Read the new lines, and return whether there were any. A replaced file is read from its beginning.
+        """Read the new lines, and return whether there were any. If a file was replaced, it is read again from the
+        beginning.
 
         Raise if the log belongs to another run.
         """
@@ -115,7 +124,7 @@ class MetricsLog:
         return True
 
     def _new(self, file: int) -> Iterator[bytes]:
-        """Yield the complete lines after the offset. An incomplete last line is read by a later call."""
+        """Yield the complete lines after the offset. An incomplete last line is left for a later call."""
         content = os.pread(file, _WHOLE_BYTES + _LONGEST_LINE, self._offset)
         whole = content.rfind(b"\n") + 1
         self._offset += whole

@@ -1,1 +1,1 @@
-"""Output of the commands on the terminal: progress while they work, tables when they are done."""
+"""Print the output of commands on the terminal: progress during the work, and tables at the end."""

@@ -1,7 +1,7 @@
-"""The single JSON document that a command with `--json` writes to stdout: its result, or its error.
+"""The single JSON document that a command with `--json` writes to stdout, which is its result or its error.
 
-A command sets its document by `put`. With `--json`, everything that the command prints to stdout is dropped. Without
-`--json`, it prints as usual.
+A command sets its document with `put`. With `--json`, everything that the command prints to stdout is dropped. Without
+`--json`, the command prints as usual.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class _State:
     asked = False
     document: object = _NONE
     stdout: TextIO | None = None
-    """The real stdout, to write the document to, while printed text is dropped."""
+    """The real stdout for the document, while printed text is dropped."""
 
 
 def put(document: object) -> None:
-    """Set the document of this command. Without `--json`, write it at once."""
+    """Set the document of this command. Without `--json`, write the document immediately."""
     if _State.asked:
         _State.document = document
     else:

@@ -1,4 +1,4 @@
-"""Print a comparison of runs side by side, as tables."""
+"""Print a side-by-side comparison of runs as tables."""
 
 from __future__ import annotations
 

@@ -28,11 +28,11 @@ _GIB = 2**30
 _ESTIMATED = ("copies", "activations")
 _OWNERS = {"text": "text encoder"}
 _HOST_S = 0.005
-"""Estimated step time in seconds below which the host is the limit, since it has to launch the step's kernels."""
+"""Below this estimated step time in seconds, the host is the limit, since it must launch the step's kernels."""
 
 
 class Estimate(View["PlanEstimate"]):
-    """View of `plan cost`: the cost of a plan by part, with estimates marked as estimates."""
+    """View of `plan cost`: the cost of a plan by component, with estimates marked as such."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
@@ -51,7 +51,7 @@ class Estimate(View["PlanEstimate"]):
 
 
 def _as_json(cost: PlanCost, peak: Peak) -> dict[str, Any]:
-    """Return the cost as plain data. The keys of estimated values name them as estimates."""
+    """Return the cost as plain data. The keys of estimated values contain the word "estimated"."""
     exact = {key: value for key, value in vars(cost.memory).items() if key not in _ESTIMATED}
     return {
         "plan": cost.plan,
@@ -120,7 +120,7 @@ def show_plan_cost(cost: PlanCost, peak: Peak, console: Console, gpu: str | None
 
 
 def _show_peak(peak: Peak, console: Console, gpu: str | None, images: int, head: str = "memory of a GPU") -> None:
-    """Print the parts at the peak of training, the sums of training and scoring, and the host's memory."""
+    """Print the peak memory of training by component, the sums for training and scoring, and the host's memory."""
     table = Table(Column(escape(head), no_wrap=True), Column("GiB", justify="right"), "", title_justify="left")
     for name, count in peak.training.items():
         table.add_row(name, f"{count / _GIB:,.2f}", "exact" if name in EXACT else "estimate")
@@ -172,7 +172,7 @@ def _days(days: float) -> str:
 def show_study_cost(found: StudyEstimate, console: Console) -> None:
     """Print the cost of a run of each arm on one GPU, and the cost of all runs together.
 
-    Each arm has its own peak of memory. The first arm's peak is printed by part. A study for the CPU gets one line
+    Each arm has a separate memory peak. The first arm's peak is printed by component. A study for the CPU gets one line
     without time, and notes on costs that are not counted.
     """
     missing = [text for one in found.arms for text in one.cost.missing]

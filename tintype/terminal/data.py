@@ -1,4 +1,4 @@
-"""Progress and summaries of the commands on stores: import, export, inspect, check, upgrade, caption."""
+"""Print progress and summaries of the commands on stores: import, export, inspect, check, upgrade, caption."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from tintype.terminal.view import R, View
 
 
 class ShapeSetting(View[Shapes]):
-    """View of the chosen shapes: the setting for a plan."""
+    """View of the chosen shapes, as a setting for a plan."""
 
     def show(self, result: Shapes) -> None:
         say(self.console, result.setting)
 
 
 class Import(View[Imported]):
-    """View of an import: its progress, the counts of the new store, and the commands to run next."""
+    """View of an import, with its progress, the counts of the new store, and the commands to run next."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
@@ -91,7 +91,7 @@ class Import(View[Imported]):
 
 
 def next_commands(path: Path) -> str:
-    """Return commands that inspect a store and train on it, with the smallest recipe, which runs on any machine."""
+    """Return commands that inspect a store and train on it with the smallest recipe, which runs on any machine."""
     store = open_store(path)
     sides = np.minimum(*store.sizes())
     size_px = 32 if sides.min() >= 32 else 16
@@ -118,7 +118,7 @@ class _Images(View[R]):
 
 
 class Export(_Images[Exported]):
-    """View of an export: its progress, and the command that imports the exported files."""
+    """View of an export, with its progress, and the command that imports the exported files."""
 
     doing = "exporting"
 
@@ -130,7 +130,7 @@ class Export(_Images[Exported]):
 
 
 class InspectedStore(_Images[Inspection]):
-    """View of an inspection: its progress, the problems found, and the path of the page."""
+    """View of an inspection, with its progress, the problems found, and the path of the page."""
 
     doing = "looking"
 
@@ -170,7 +170,7 @@ class _Checking(View[R]):
 
 
 class StoreFacts(_Checking[StoreShown]):
-    """View of a store: lines on its content, and the progress of its check."""
+    """View of a store, with lines about its content, and the progress of its check."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:

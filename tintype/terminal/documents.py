@@ -1,4 +1,4 @@
-"""Types of the JSON that commands write with `--json`, for results that are not written as they are.
+"""Types of the JSON documents of commands with `--json`, for results that are converted before they are written.
 
 A document may have more keys than its type declares. A command that fails writes an `ErrorDocument` instead.
 """
@@ -56,17 +56,17 @@ class CostRow(_Open):
     resolution: str
     device: str
     step_s: float | None
-    """Time of a training step in seconds; None if it was not measured."""
+    """Time of a training step in seconds; None if the time was not measured."""
     relative: float | None
     """Step time divided by the baseline's step time."""
     steps: int
     peak_bytes: int
-    """Peak of the GPU memory that torch reserved, in bytes; 0 if it was not measured."""
+    """Peak of the GPU memory that torch reserved, in bytes; 0 if the peak was not measured."""
     host_bytes: int
 
 
 class PriorityRow(_Open):
-    """The priority of an arm, or of the baseline, on one primary metric.
+    """The priority of an arm, or of the baseline, for one primary metric.
 
     Gains are fractions of the baseline's mean. A larger gain is better.
     """
@@ -77,7 +77,10 @@ class PriorityRow(_Open):
     verdict: str
     """The arm's verdict, or the reason why the arm is not ranked; empty for the baseline."""
     gain: float | None
-    """The gain, corrected for selection if there is a verdict. None for the baseline and for arms without a rank."""
+    """The gain, corrected for selection if there is a verdict.
+
+    The gain is None for the baseline and for arms without a rank.
+    """
     low: float | None
     high: float | None
     equal_time: float | None
@@ -86,10 +89,13 @@ class PriorityRow(_Open):
     equal_time_high: float | None
     step_s: float | None
     cost: float | None
-    """Step time divided by the baseline's. None if no run that had a GPU to itself measured it."""
+    """Step time divided by the baseline's step time.
+
+    The value is None if no run that had a GPU to itself measured it.
+    """
     rank_low: int | None
     rank_high: int | None
-    """The worst possible rank; `rank_low` is the best possible rank. Both are None for a plan without a rank."""
+    """The worst possible rank; `rank_low` is the best possible rank. Both ranks are None for a plan without a rank."""
     of: int
     front: bool | None
     dominated_by: list[str]
@@ -106,22 +112,22 @@ class Reported(_Open):
     costs: list[CostRow]
     """Arms whose time or memory was measured by a run that had a GPU to itself."""
     priority: list[PriorityRow]
-    """Arms in the order in which to adopt them, for each primary metric: arms on the front first."""
+    """Arms in order of priority for each primary metric, with arms on the Pareto front first."""
 
 
 class Ran(Reported):
     done: int | None = None
-    """Number of finished runs of this command. None if the command used the runs of a finished study."""
+    """Number of finished runs of this command. The value is None if the command used the runs of a finished study."""
     total: int | None = None
     failed: list[str] = []
     left: str = ""
-    """The interim analysis (look) that did not fit into the budget. Empty if all were made."""
+    """The interim analysis (look) that did not fit into the budget; empty if all were made."""
 
 
 class Planned(_Open):
     folder: str
     arms: list[dict[str, Any]]
-    """Each arm with its `changes`: the baseline's and the arm's value, by the dotted key of the setting."""
+    """Each arm with its `changes`, which give the baseline's and the arm's value by the dotted key of the setting."""
     notes: list[dict[str, Any]]
     cost: dict[str, Any] | None
     """With --dry-run: number of runs and their seconds."""
@@ -162,7 +168,7 @@ class PlanShown(_Open):
 
 class Pushed(_Open):
     url: str | None = None
-    """Address of the upload. None if no upload was requested, or if it was declined."""
+    """Address of the upload; None if no upload was requested, or if the user declined."""
     commit: str | None = None
 
 
@@ -185,7 +191,7 @@ class WrittenCard(_Open):
     text: str
     """The text of the card."""
     file: str | None
-    """Path of the written card; None without --out."""
+    """Path of the written card; None without `--out`."""
     warnings: list[str]
 
 
@@ -200,7 +206,7 @@ class CheckedFile(_Open):
     """Names of the parts that the file adds, by kind."""
     passed: bool
     results: list[dict[str, Any]]
-    """Technique, check and outcome of each result."""
+    """Technique, check and outcome for each result."""
 
 
 class EmaCurve(_Open):

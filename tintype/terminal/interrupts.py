@@ -1,9 +1,9 @@
-"""Handle signals: an interrupted command prints one line on what is saved and how to resume.
+"""Handle signals: an interrupted command prints one line that states what is saved and how to resume.
 
-Its exit code is 130 after SIGINT, and 143 after SIGTERM.
+The exit code of the command is 130 after SIGINT, and 143 after SIGTERM.
 
-At first, a command imports modules for seconds and has nothing to save. A signal then ends it at once, because an
-exception within an import may be lost or turned into another. After the command begins to work, a signal raises
+In its first seconds, a command imports modules and has nothing to save. A signal then ends the command immediately,
+because an exception during an import may be lost or converted. After the command has begun to work, a signal raises
 `Interrupted`. In a loop that watches for signals (`tintype.runtime.interrupt`), the signal sets a flag instead.
 """
 
@@ -24,7 +24,7 @@ NOTHING_HARMED = "no file is left half written; run the same command again"
 
 
 class Interrupted(BaseException):
-    """Raised by a signal. `kept` says what is saved and how to resume; None if the command did not set it."""
+    """Raised by a signal. `kept` states what is saved and how to resume; None if the command did not set it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -33,7 +33,7 @@ class Interrupted(BaseException):
 
 
 class _State:
-    """State of signal handling in this process's command."""
+    """State of signal handling in the command of this process."""
 
     begun = False
     signal: int | None = None
@@ -41,11 +41,14 @@ class _State:
     words = ""
     """The last line that the interrupted command printed."""
     hook: Callable[[sys.UnraisableHookArgs], object] = sys.unraisablehook
-    """The handler that was installed before."""
+    """The hook for unraisable exceptions that was installed before."""
 
 
 def begin_command() -> None:
-    """Reset the state of an earlier command in this process. Install the hook for `Interrupted` that Python drops."""
+    """Reset the state that an earlier command in this process left.
+
+    Install a hook that gets each `Interrupted` that Python drops.
+    """
     _State.begun, _State.signal, _State.words = False, None, ""
     if sys.unraisablehook is not _raise_again:
         _State.hook, sys.unraisablehook = sys.unraisablehook, _raise_again
@@ -62,7 +65,7 @@ def came() -> int | None:
 
 
 def last_words() -> str:
-    """Return the last line that an interrupted command printed. Empty if there is none."""
+    """Return the last line that an interrupted command printed; empty if there is none."""
     return _State.words
 
 
@@ -76,7 +79,7 @@ def interrupt_command(number: int) -> None:
 
 
 def _raise_again(lost: sys.UnraisableHookArgs) -> None:
-    """Raise `Interrupted` again a little later, if Python dropped it within a destructor or a callback."""
+    """Raise `Interrupted` again a little later, if Python dropped the exception in a destructor or a callback."""
     if isinstance(lost.exc_value, Interrupted):
         number = lost.exc_value.number
         signal.signal(signal.SIGALRM, lambda *_: interrupt_command(number))
@@ -93,7 +96,7 @@ def leave_training(number: int | None, step: int) -> NoReturn:
 def leave(number: int | None, kept: str) -> NoReturn:
     """End a command that the signal `number` has stopped.
 
-    The last line is written without the console. A signal during the console's print may have left it unusable.
+    The last line is not written by the console, which may be unusable if the signal came while it printed.
     """
     _State.words = f"interrupted: {kept}"
     if not progress_console.quiet:

@@ -1,4 +1,4 @@
-"""Print verdicts on the runs of any trainer, in a table like that of a study."""
+"""Print verdicts on the runs of any trainer, in a table like a study's table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_COLUMNS = 3
 
 
 class Verdicts(View[Judgement]):
-    """View of `judge`: the table of verdicts, notes on them, and the path of the report."""
+    """View of `judge`: the table of verdicts, its notes, and the path of the report."""
 
     def show(self, result: Judgement) -> None:
         show_judgement(result, self.console)

@@ -23,19 +23,17 @@ VERDICT_STYLE = {
     **dict.fromkeys(("undecided", "identical"), "dim"),
     "unstable": "magenta",
 }
-"""Colours of verdicts; all others are yellow."""
+"""Colours of verdicts; all other verdicts are yellow."""
 
 
 class EncodedConsole(Console):
-    """A console that replaces control characters, and characters that its encoding lacks, before it measures text.
-
-    So tables stay aligned. The console's own escape codes for colours and cursor moves bypass the check of
-    `runtime.streams`.
+    """A console that replaces control characters and unsupported characters before it measures text, so that tables
+    stay aligned. The console's own escape codes for colours and cursor moves bypass the check of `runtime.streams`.
     """
 
     @property
     def file(self) -> IO[str]:
-        """Return the stream below all wrappers. A live display adds a wrapper to the checked stream."""
+        """Return the stream below all wrappers. A live display adds another wrapper to the checked stream."""
         file = super().file
         while (below := getattr(file, "rich_proxied_file", None)) is not None:
             file = below
@@ -51,7 +49,10 @@ class EncodedConsole(Console):
 
 
 progress_console = EncodedConsole(stderr=True, emoji=False)
-"""Console for progress and notes, on stderr, so that stdout holds only results. It prints on the first rank only."""
+"""Console for progress and notes, on stderr, so that stdout holds only results.
+
+The console prints on the first rank only.
+"""
 
 
 def number(value: float | None, form: str = ".4g") -> str:
@@ -59,7 +60,7 @@ def number(value: float | None, form: str = ".4g") -> str:
 
 
 def say(console: Console, text: str, style: str | None = None) -> None:
-    """Print the text on one line, without wrapping or markup. A path may contain brackets or colons."""
+    """Print the text on one line, without wrapping or markup, since a path may contain brackets or colons."""
     console.print(text, style=style, soft_wrap=True, highlight=False, markup=False, emoji=False)
 
 
@@ -75,7 +76,7 @@ def say_chosen(run: Run) -> None:
 
 
 def start_live(live: Live) -> None:
-    """Start a display that is redrawn in place. Text that other code prints appears above it."""
+    """Start a display that is redrawn in the same place. Text that other code prints appears above the display."""
     live.start()
     prepare_streams()  # the display replaces stdout and stderr by streams that interpret escape codes
     live.refresh()
@@ -88,6 +89,6 @@ class _Stderr(logging.Handler):
 
 
 def show_notes() -> None:
-    """Print every note of the other packages of tintype from now on. A second call changes nothing."""
+    """Print, from now on, every note that other packages of tintype log. A second call changes nothing."""
     if not any(isinstance(handler, _Stderr) for handler in LOGGER.handlers):
         LOGGER.addHandler(_Stderr())

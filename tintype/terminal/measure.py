@@ -98,7 +98,10 @@ class Speed(View[Measurement]):
 
 @singledispatch
 def show(result: AnyResult, console: Console) -> None:
-    """Print a measurement in the form for its type. The default is one line per number or mapping of numbers."""
+    """Print a measurement in the format for its type.
+
+    The default format is one line per number or mapping of numbers.
+    """
     for name, value in (result if isinstance(result, dict) else asdict(result)).items():
         inner = value if isinstance(value, Mapping) else {"": value}
         rounded = {key: f"{v:.3g}" if isinstance(v, float) else v for key, v in inner.items()}
@@ -107,7 +110,7 @@ def show(result: AnyResult, console: Console) -> None:
 
 @show.register
 def show_comparison(result: Comparison, console: Console) -> None:
-    """Print the rows as a table, with optimizers beside their floor, and a note for each unreliable row."""
+    """Print the rows as a table that shows optimizers next to their lower bound, and a note for each unreliable row."""
     title = f"{result.environment['device']}, median (slowest–fastest) of {result.steps} steps"
     table = Table(title=escape(title), title_justify="left", box=None, padding=(0, 2, 0, 0))
     for name in ("tokens", "px", "batch", "technique", "images/s", "× dense", "/\n".join(_SHOWN_PARTS) + " %", "GiB"):
@@ -196,7 +199,7 @@ def _seconds_words(run: RunSeconds) -> str:
 
 
 def show_changes(changes: Sequence[Change], tolerance: float, console: Console) -> None:
-    """Print each speed beside the recorded speed, then the names of slower ones."""
+    """Print each speed next to the recorded speed, followed by the names of slower speeds."""
     for one in changes:
         ratio = "" if one.ratio is None else f", {one.ratio:.3f} ×"
         recorded, now = number(one.recorded) or "not", number(one.now) or "missing"
@@ -248,7 +251,8 @@ Cell = Callable[[Group], str]
 
 
 def _groups_table(seen: Seen, title: str) -> Table:
-    """Return a table with one line per part of the model, for its modules' inputs, and one per kind of tensor below.
+    """Return a table with one line for the module inputs of each component of the model, and below it one line per kind
+    of tensor.
 
     Empty columns are left out.
     """

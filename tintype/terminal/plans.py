@@ -54,13 +54,13 @@ class TechniqueTable(View["list[ListedTechnique]"]):
 
 
 def _plugin_of(name: str) -> str:
-    """Return the plugin that a technique comes from, in words. Empty for tintype's own techniques."""
+    """Describe the plugin that a technique comes from; empty for tintype's own techniques."""
     one = added("techniques").get(name)
     return f"from the plugin {one.plugin.name}" if one else ""
 
 
 def _options(options: type[Settings]) -> str:
-    """Return the options of a technique as text, each with its default if it has one."""
+    """Return the options of a technique as text, each with its default if there is one."""
     shown = []
     for key, field in options.model_fields.items():
         if key == "kind":  # the options are a part, whose kind the technique sets
@@ -75,7 +75,7 @@ def _options(options: type[Settings]) -> str:
 
 
 class PlanText(View[Plan]):
-    """View of a plan: its hash, then the plan as YAML."""
+    """View of a plan, with its hash followed by the plan as YAML."""
 
     def show(self, result: Plan) -> None:
         sys.stdout.write(f"# hash: {result.hash}\n{result.to_yaml()}")

@@ -1,4 +1,4 @@
-"""Print the pooled results of several studies of one comparison."""
+"""Print the pooled results of several studies with the same comparison."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tintype.terminal.view import View
 
 
 class Tables(View[Pooled]):
-    """View of `pool`: the primary metrics of each arm, then decided verdicts on other metrics."""
+    """View of `pool`: the primary metrics of each arm, followed by decided verdicts on other metrics."""
 
     def show(self, result: Pooled) -> None:
         for words in result.left_out:
@@ -61,7 +61,7 @@ def _show_arm(arm: PooledArm, console: Console) -> None:
 
 
 def _together(one: PooledMetric) -> str:
-    """Return the mean that the verdict is about, and the mean across studies if it is different."""
+    """Return the mean on which the verdict is based, and the mean across studies if it is different."""
     across = one.across is not None and one.across != one.difference
     beside = f"\nacross studies {_words(one.across)}" if across and one.across else ""
     share = f" ({one.relative:+.1%})" if one.relative is not None else ""

@@ -13,7 +13,7 @@ from tintype.wording import rendered
 
 
 class Seeds(View[PowerPlan]):
-    """View of `power`: the smallest change that each number of seeds can find, and the number of seeds to take."""
+    """View of `power`: the smallest change that each number of seeds detects, and the recommended number of seeds."""
 
     def show(self, result: PowerPlan) -> None:
         for reason in result.skipped:

@@ -11,7 +11,7 @@ from tintype.terminal.view import View
 
 
 class Presets(View[list[DataPreset]]):
-    """View of the presets: a table of all presets, or all details of one preset."""
+    """View of the presets, as a table of all presets, or with all details of one preset."""
 
     def show(self, result: list[DataPreset]) -> None:
         if self.given["preset"] is None:

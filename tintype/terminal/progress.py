@@ -1,4 +1,4 @@
-"""Progress of a command on stderr: bars on a terminal, lines of plain text in a log."""
+"""Show the progress of a command on stderr, as bars on a terminal, or as lines of plain text in a log."""
 
 from __future__ import annotations
 
@@ -27,19 +27,26 @@ if TYPE_CHECKING:
     from tintype.runtime.interrupt import Interrupt
 
 LOG_EVERY_S = 9.0
-"""Seconds between two lines in a log. A line is promised every ten seconds; the thread may wake up one second late."""
+"""Seconds between two lines in a log.
+
+A log gets a line at least every ten seconds, since the thread may wake up one second late.
+"""
 _SPEED_WINDOW_S = 30.0
 _SURE_S = 60.0
 _MOST_TIMES = 30.0
-"""The time left is shown after `_SURE_S` seconds of progress, or if it is at most this multiple of the elapsed time.
+"""The remaining time is shown after `_SURE_S` seconds of progress, or if it is at most this multiple of the elapsed
+time.
 
 In the first minute, start-up and compilation can take longer than all steps.
 """
 _PERCENT_COLUMNS = 4
 _NAME_COLUMNS, _FEWEST_COLUMNS = 24, 16
-"""Columns that a long name keeps. The second number applies after all other text except the time left was dropped."""
+"""Number of columns that remain of a long name.
+
+The second number applies when all other text except the remaining time was dropped.
+"""
 _ROUNDING = 1e-6
-"""Tolerance for rounding: fifty fiftieths of an image must count as one image."""
+"""Tolerance for rounding: After fifty steps of 1/50, an image must count as one image."""
 
 
 def shows_bars(console: Console) -> bool:
@@ -50,8 +57,8 @@ def shows_bars(console: Console) -> bool:
 class Heartbeat:
     """Write `line()` to a log every `LOG_EVERY_S` seconds, from a thread, even while the main thread is busy.
 
-    If several heartbeats run, only the newest one writes. Nothing is written to a terminal, or by ranks after the
-    first.
+    If several of these threads run, only the newest one writes. Ranks other than the first write nothing, and nothing
+    is written to a terminal.
     """
 
     _running: ClassVar[list[Heartbeat]] = []
@@ -74,9 +81,9 @@ class Heartbeat:
         self._running.remove(self)
 
     def write(self, repeat: bool = True) -> None:
-        """Write one line now. Without `repeat`, write it only if it differs from the last line.
+        """Write one line immediately. Without `repeat`, the line is written only if it differs from the last line.
 
-        A log that cannot be written does not end the command.
+        If a log cannot be written, the command continues.
         """
         if self._console.quiet or shows_bars(self._console):
             return
@@ -125,7 +132,7 @@ class Bar:
 
     @property
     def per_s(self) -> float | None:
-        """Speed over the last half minute, or between the last two updates if these are further apart."""
+        """Speed over the last half minute, or between the last two updates if they are further apart."""
         if len(self._samples) < 2:
             return None
         (first_s, first), (last_s, last) = self._samples[0], self._samples[-1]
@@ -168,18 +175,18 @@ class Bar:
 
     @property
     def state(self) -> list[str]:
-        """Parts of the text after the bar, the most important first."""
+        """Items of text after the bar, with the most important item first."""
         return [self.stopping] if self.stopping else self.words.split(" · ")
 
 
 class Progress:
     """The progress of a command, shown as one or several bars on a terminal, and as lines in a log.
 
-    A log gets one line at the start, at least one every ten seconds, and one at the end. A thread writes them, so they
-    also appear during a step, a compilation or a download that takes minutes.
+    A log gets one line at the start, at least one every ten seconds, and one at the end. A thread writes these lines,
+    so they also appear during a step, a compilation or a download that takes minutes.
 
-    `kept` says what an interrupted command saves and how to resume the command. Pass `interrupt` for a loop that
-    watches for signals itself. After a signal, the progress then shows that the command is stopping.
+    `kept` states what an interrupted command saves and how to resume it. Pass `interrupt` for a loop that watches for
+    signals itself. After a signal, the progress display then shows that the command is stopping.
     """
 
     def __init__(
@@ -244,7 +251,7 @@ class Progress:
             self._drawn.remove_task(found[1])
 
     def console_for_lines(self, console: Console) -> Console:
-        """Return the console to print lines with. If `console` is a terminal, its lines appear above the drawn bars."""
+        """Return the console for printing lines. If `console` is a terminal, its lines appear above the drawn bars."""
         return self._console if shows_bars(self._console) and console.is_terminal else console
 
     def _add(self, row: str, bar: Bar) -> None:
@@ -300,7 +307,7 @@ class _DrawnBars(RichProgress):
 
 @dataclass(frozen=True)
 class _Layout:
-    """Widths of names and bars in columns, number of shown parts of the state, and whether the time left is shown."""
+    """Widths of names and bars, number of shown items of the state, and whether the remaining time is shown."""
 
     name: int
     bar: int
@@ -311,8 +318,8 @@ class _Layout:
 def _fitting(bars: Sequence[Bar], width: int) -> _Layout:
     """Choose the layout that fits the width.
 
-    If space is short, the bar is left out first. Then the last parts of the state, the time left, and the rest of the
-    state are left out, in this order.
+    If space is short, the bar is left out first. The last items of the state, the remaining time, and the other items
+    of the state are left out next, in this order.
     """
     longest, left = _widest(bar.doing for bar in bars), _widest(bar.left for bar in bars)
     most = max((len(bar.state) for bar in bars), default=0)
@@ -335,7 +342,10 @@ def _widest(texts: Iterable[str]) -> int:
 
 
 def _shortened(name: str, columns: int) -> str:
-    """Return a name without its middle if it is too long. The end is kept, since it distinguishes arms and seeds."""
+    """Shorten a name that is too long by removing its middle.
+
+    The end of the name is not removed, since it distinguishes arms and seeds.
+    """
     if cell_len(name) <= columns:
         return name
     kept = max(columns - 1, 1)

@@ -1,4 +1,4 @@
-"""Print proposals to a study: the answer to one proposal, or the list of all."""
+"""Print the answer to one proposal to a study, or a list of all proposals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress and results of the commands that mirror and publish models."""
+"""Show progress and results of the commands that mirror and publish models."""
 
 from __future__ import annotations
 
@@ -133,7 +133,10 @@ class CardText(View["Card"]):
 
 
 class Push(View["Pushed | None"]):
-    """View of `push`: the files, the question whether to upload them, and the address. Exit code 1 if declined."""
+    """View of `push`: the files, the question whether to upload them, and the address.
+
+    The exit code is 1 if the user declined.
+    """
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
@@ -166,7 +169,7 @@ def _sending(folder: Path, repo: str) -> Iterator[None]:
 
 
 def _consent(yes: bool, console: Console) -> Consent | None:
-    """Return a function that asks the user whether to upload; None if nobody can answer at a terminal."""
+    """Return a function that asks the user whether to upload; None if there is no user at a terminal."""
 
     def ask(upload: Upload, destination: Destination) -> bool:
         from typer import confirm
@@ -201,7 +204,10 @@ def _show_pushed(pushed: Pushed | None, console: Console) -> None:
 
 
 class Mirror(View["list[SyncUnit] | Mirrored"]):
-    """View of `sync`: progress and counts of a copy, or the list of files in a place. Damaged files are an error."""
+    """View of `sync`: progress and counts of a copy, or the list of files at a location.
+
+    The view reports damaged files as an error.
+    """
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Progress and results of the commands that train, sample and score a run, and score its weight averages."""
+"""Show progress and results of the commands that train, sample and score a run, and score its weight averages."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Training(View["Run"]):
 
 
 def _show_events(record: RunRecord, step: int, console: Console) -> None:
-    """Print which steps were skipped, and which files were damaged and how they were restored."""
+    """Print which steps were skipped, which files were damaged, and how these files were restored."""
     if skipped := sum(event["event"] in SKIPS for event in record.events):
         say_note(console, f"{skipped} of {step} steps were skipped: {record.events_file.name} says which")
     for event in record.events:
@@ -99,8 +99,8 @@ def _show_events(record: RunRecord, step: int, console: Console) -> None:
 def _trained_words(out: Path, steps: int, lines: Sequence[dict[str, Any]], seconds: float) -> str:
     """Return a sentence on the finished training.
 
-    `lines` are the log lines of this command only, since an earlier command may have run on another machine with
-    another speed.
+    `lines` are the log lines of this command only, since an earlier command may have run at another speed on another
+    machine.
     """
     last = lines[-1] if lines else {}
     loss = f"final loss {last['loss']:.4f}" if last.get("loss") is not None else ""
@@ -114,7 +114,7 @@ def show_warnings(plan: Plan, console: Console) -> None:
 
 
 def say_next(plan: Plan, out: Path, console: Console) -> None:
-    """Print the commands to run on a trained run, and which of them its data is too small for."""
+    """Print commands for a trained run, and name the commands for which the run's data is too small."""
     command = " ".join(["tintype", *(f"--plugin {shlex.quote(str(file))}" for file in given_files())])
     run, evaluate = shlex.quote(str(out)), f", or {command} evaluate {shlex.quote(str(out))}"
     if not plan.data.of_scenes and plan.data.at_hand:
@@ -206,7 +206,10 @@ def show_evaluation(title: str, result: MetricValues, meanings: Mapping[str, Def
 
 
 class Lengths(View[Curve]):
-    """View of `ema`: the progress of scoring weight averages, and their curve. An interrupted command shows it too."""
+    """View of `ema`: the progress of scoring weight averages, and their curve.
+
+    An interrupted command shows the curve too.
+    """
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Print the address of the server of pages, and handle its end."""
+"""Print the address of the web server, and handle the end of the server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from tintype.terminal.view import View
 
 
 class Serving(View[Served]):
-    """View of `serve`: the address of the pages, which `--json` writes at once. A log gets no other line."""
+    """View of `serve`: the address of the pages, which `--json` writes immediately.
+
+    No other line is written to a log.
+    """
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
@@ -37,4 +40,4 @@ class Serving(View[Served]):
             raise
 
     def finish(self, result: Served) -> None:
-        """Print nothing, since the address was printed at the start."""
+        """Print nothing at the end, since the address was printed at the start."""

@@ -29,9 +29,9 @@ _WORDS: dict[RunState, str] = {
     "failed": "failed",
     "diverged": "diverged",
 }
-"""Words for each state of runs in the first line, in this order.
+"""Description of each state of runs in the first line, in this order.
 
-The words for runs that an interim analysis may still need depend on the study.
+The description of runs that an interim analysis may still need depends on the study.
 """
 
 
@@ -66,7 +66,7 @@ class Runs(View[StudyStatus]):
 
 
 def shown(status: StudyStatus) -> Group:
-    """Return the counts of runs, the time left, the failures, and a table of the current runs."""
+    """Return the counts of runs, the remaining time, the failures, and a table of the current runs."""
     named = {**_WORDS, "perhaps": status.perhaps_words}
     counts = {words: len(status.of(state)) for state, words in named.items()}
     summary = ", ".join(f"{count} {words}" for words, count in counts.items() if count)

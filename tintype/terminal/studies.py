@@ -1,4 +1,4 @@
-"""Progress and results of a study: its arms before the first step, its current runs, its verdicts."""
+"""Show progress and results of a study: its arms before the first step, its current runs, and its verdicts."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Ablation(OfRuns[Results | PlannedStudy]):
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
-        """Show the planned study, then the progress of the current runs."""
+        """Show the planned study, followed by the progress of the current runs."""
         with super().calls() as calls:
             yield {"on_begin": self._begin, **calls}
 
@@ -133,7 +133,7 @@ class Replication(OfRuns[Results | PlannedReplication]):
 
 
 class Workers(View[Worked]):
-    """View of `work`: the progress of the runs that this command's workers take."""
+    """View of `work`: the progress of the runs that the workers of this command make."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
@@ -157,11 +157,11 @@ def _taken(result: Worked) -> str:
 
 
 class Launch(View[list[str]]):
-    """View of `launch`: a line for each worker on another machine, and the command that follows the study."""
+    """View of `launch`: a line for each worker on another machine, and the command that shows the study's progress."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
-        """Print each line at once, since the command stays as long as workers of Ray run."""
+        """Print each line immediately, since the command waits as long as workers of Ray run."""
         yield {"on_line": lambda line: say(self.lines, line)}
 
     def show(self, result: list[str]) -> None:
@@ -198,7 +198,7 @@ def show_report(results: StudyResults, page: Path, console: Console) -> None:
 
 
 class ShownProgress(StudyProgress):
-    """Shows the reports of a study. `ends_by` replaces the signal in the exit code of a stopped command."""
+    """Printer of a study's reports. `ends_by` replaces the signal in the exit code of a stopped command."""
 
     def __init__(self, console: Console, ends_by: int | None = None) -> None:
         self._console, self._ends_by = console, ends_by
@@ -248,7 +248,7 @@ def show_arms(study: Study, console: Console) -> None:
 
 
 def _seed_words(plan: Sequence[int] | SeedPlan, seeds: Sequence[int]) -> str:
-    """Return the seeds of an arm in words. With interim analyses, add the number of seeds at each analysis."""
+    """Describe the seeds of an arm. With interim analyses, add the number of seeds at each analysis."""
     if not isinstance(plan, SeedPlan):
         return listed_seeds(seeds)
     return f"{seeds[0]} to {seeds[-1]},\nlooks at {', '.join(map(str, plan.counts))}"
@@ -276,12 +276,12 @@ def show_cost(cost: Cost, console: Console) -> None:
 
 
 def _where(arm: ArmPlan | Arm) -> str:
-    """Return the resolution for display. It is shown only on the row of the resolution's baseline."""
+    """Return the resolution for display, which appears only in the row of the resolution's baseline."""
     return f"{arm.resolution}\n{arm.tokens:,} tokens" if arm.role == "baseline" else ""
 
 
 class StudyDisplay(Progress):
-    """Shows the progress of the study and of each current run, and prints a line for each run that ends."""
+    """Display of the progress of the study and of each current run; it prints a line for each run that ends."""
 
     def __init__(self, console: Console, total: int, interrupt: Interrupt, doing: str = "study") -> None:
         super().__init__(doing, total, "", interrupt=interrupt)
@@ -327,7 +327,7 @@ def _last_line(message: Message) -> str:
 
 
 def show_verdicts(results: StudyResults, console: Console) -> None:
-    """Print the table of verdicts, the notes, and a table for each other kind of row."""
+    """Print the table of verdicts, the notes, and a table for each additional kind of row."""
     rows, shown = results.rows(), [metric.name for metric in primary_metrics(results)]
     heads = {one.name: f"{one.label} ({one.direction} is better)" for one in results.metrics}
     title = "Sketch: one seed, no verdicts" if results.sketch else "Verdicts"
@@ -369,7 +369,7 @@ def show_verdicts(results: StudyResults, console: Console) -> None:
 
 
 def _cells(rows: Sequence[Row], shown: Sequence[str]) -> list[str]:
-    """Return a cell for each shown metric, and one cell with decided verdicts on all other metrics."""
+    """Return a cell for each shown metric, and one cell with the decided verdicts on all other metrics."""
     by_metric = {row.metric.name: row for row in rows}
     others = [row for row in rows if row.metric.name not in shown and row.verdict in DECIDED]
     said = "\n".join(f"{escape(row.metric.label)}: {_styled(row, row.verdict)}" for row in others)

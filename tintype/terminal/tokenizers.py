@@ -1,4 +1,4 @@
-"""Progress and results of the commands that train, save and compare tokenizers, and cache latents."""
+"""Show progress and results of the commands that train, save and compare tokenizers, and cache latents."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def _show_step(bars: Progress, now: StepProgress) -> None:
 
 
 class EncoderTraining(_Steps[TrainedEncoder]):
-    """View of the scene encoder's training: its record as JSON, with or without `--json`."""
+    """View of the scene encoder's training, whose record is written as JSON with or without `--json`."""
 
     def show(self, result: TrainedEncoder) -> None:
         answers.put(asdict(result))
 
 
 class Training(_Steps[TrainedTokenizer]):
-    """View of a tokenizer's training: progress, then the quality of its reconstructions."""
+    """View of a tokenizer's training, with progress, and then the quality of its reconstructions."""
 
     def show(self, result: TrainedTokenizer) -> None:
         state = "was trained before" if result.already_done else f"trained {result.steps} steps"
@@ -58,7 +58,7 @@ class Training(_Steps[TrainedTokenizer]):
 
 
 class Caching(View[CachedLatents]):
-    """View of caching latents: progress, then the state of the cache, also if a signal stopped it."""
+    """View of caching latents, with progress, and then the state of the cache, even after a signal."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
@@ -85,7 +85,7 @@ class Caching(View[CachedLatents]):
 
 
 class Saving(View[SavedTokenizer]):
-    """View of a saved tokenizer: its step, its statistics, and the settings that use it."""
+    """View of a saved tokenizer, with its step, its statistics, and the settings that use it."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
@@ -102,7 +102,7 @@ class Saving(View[SavedTokenizer]):
 
 
 class Comparison(View[TokenizerReport]):
-    """View of a comparison of tokenizers: a table, and the path of the HTML page."""
+    """View of a comparison of tokenizers, with a table, and with the path of the HTML page."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Views: each shows on the terminal the progress of a function of the library, and then its result."""
+"""Views: a view shows the progress of a library function on the terminal, and then its result."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Ended(Protocol):
 
 
 class View(Generic[R]):
-    """The view of one command. With `--json` the result is the document, and lines go to stderr."""
+    """The view of one command. With `--json`, the document contains the result, and lines go to stderr."""
 
     def __init__(self, console: Console, given: Mapping[str, Any], as_json: bool) -> None:
         self.console, self.given = console, given
@@ -34,7 +34,7 @@ class View(Generic[R]):
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
-        """Show progress while the function works. Yield the callbacks to pass to the function."""
+        """Show progress while the function works. Yield the callbacks that the caller passes to the function."""
         yield {}
 
     def show(self, result: R) -> None:
@@ -42,7 +42,7 @@ class View(Generic[R]):
         raise NotImplementedError
 
     def document(self, result: R) -> object:
-        """Return the object that is written as JSON: the result, or an object of another type."""
+        """Return the object that is written as JSON, which is the result or an object of another type."""
         return result
 
     def finish(self, result: R) -> None:
