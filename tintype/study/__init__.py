@@ -1,1 +1,1 @@
-"""Studies: a baseline, arms that each change one thing, several seeds, and a verdict per arm."""
+"""Studies: a baseline, several arms with one change each, several seeds, and a verdict for each arm."""

@@ -1,17 +1,18 @@
-"""Decide which arms get more seeds after each planned look, and which runs to make next.
+"""Decide which arms get more seeds after each interim analysis (look), and which runs to make next.
 
-Every decision is a pure function of the finished runs. So a study that was killed resumes at the same look with the
-same decisions. Stopping an arm never makes a verdict, but leaves the arm undecided. So no stopping rule can raise the
-study's error above its level.
+Every decision is a pure function of the finished runs. So a study that was killed resumes at the same interim analysis
+with the same decisions. Stopping an arm never creates a verdict; the arm remains undecided. So no stopping rule can
+raise the study's error rate above its level.
 
 An arm gets no more seeds in any of these cases:
-- Every comparison on a primary metric is decided, including declared comparisons with other arms, or none can be made.
-- Nothing is in sight. This means that each undecided comparison has p > 0.5 (or no p). Also, the seeds of the last look
-  would not decide the comparison if means and spreads stayed the same.
-- One of the arm's runs diverged or failed, so that the arm can have no verdict.
+- All of its comparisons on primary metrics are decided, including declared comparisons with other arms, or no
+  comparison is possible.
+- More seeds are unlikely to decide it: each undecided comparison has p > 0.5 (or no p), and would stay undecided with
+  all planned seeds if means and spreads stayed the same.
+- One of the arm's runs diverged or failed, so that the arm cannot get a verdict.
 
-Declared comparisons with an already stopped arm are ignored in these rules. The baseline and the control get as many
-seeds as the arm with the most seeds.
+These rules ignore declared comparisons with an arm that has stopped. The baseline and the control get as many seeds as
+the arm with the most seeds.
 """
 
 from __future__ import annotations
@@ -26,25 +27,31 @@ from tintype.study.stats.contrast import Key
 from tintype.study.study import ArmPlan, Study
 
 HOPELESS_P = 0.5
-"""An undecided comparison with a p above this has nothing in sight."""
+"""If an undecided comparison has a larger p, more seeds are unlikely to decide it."""
 Rows = Mapping[Key, Comparison]
 
 
 @dataclass(frozen=True)
 class Standing:
-    """The progress of a study with planned looks."""
+    """The progress of a study with interim analyses."""
 
     made: list[Look]
     read: list[Study]
-    """The arms and seeds of each look so far."""
+    """The arms and seeds of each past interim analysis."""
     rows: dict[Key, Comparison]
-    """Every comparison, as of the first look that decided it. An undecided comparison is as of its last look."""
+    """Every comparison, as of the first interim analysis that decided it.
+
+    An undecided comparison has the values of its last interim analysis.
+    """
     stopped: dict[str, str]
     """The reason why an arm gets no more seeds, by the arm's name."""
     counts: dict[str, int]
-    """Number of seeds with which each arm was compared, by name. Baseline and control have those of the last look."""
+    """Number of seeds with which each arm was compared, by the arm's name.
+
+    The baseline and the control have the number of the last interim analysis.
+    """
     next: Look | None
-    """The look in progress; None if every arm has stopped or has all its seeds."""
+    """The interim analysis in progress; None if every arm has stopped or has all its seeds."""
 
 
 def follow(
@@ -53,10 +60,10 @@ def follow(
     compare_at: Callable[[Study, Look], Rows],
     ended: Callable[[Study], bool],
 ) -> Standing:
-    """Replay the past looks and the decisions after each.
+    """Replay the past interim analyses and the decisions after each of them.
 
-    `ended` and `compare_at` are called with the arms and seeds of a look. `ended` returns whether every run of that
-    study has ended.
+    `ended` and `compare_at` are called with the arms and seeds of an interim analysis. `ended` returns whether every
+    run of these arms and seeds has ended.
     """
     made: list[Look] = []
     read: list[Study] = []
@@ -81,7 +88,7 @@ def follow(
 
 
 def study_at(study: Study, look: Look, without: Collection[str] = ()) -> Study:
-    """Return the study with the seeds of a look, and without these arms."""
+    """Return the study with the seeds of an interim analysis, and without these arms."""
     seeds = {"control": set(look.control_seeds)}
     kept = [arm for arm in study.arms if arm.name not in without]
     arms = [_with_seeds(arm, seeds.get(arm.role, set(look.seeds))) for arm in kept]
@@ -95,9 +102,9 @@ def _with_seeds(arm: ArmPlan, seeds: Collection[int]) -> ArmPlan:
 def _asked(study: Study, name: str, rows: Rows, stopped: Collection[str]) -> list[Comparison]:
     """Return an arm's comparisons on the primary metrics.
 
-    These are its comparisons with the baseline at each resolution, its trends over resolutions, its declared
-    comparisons with other arms, and the contrasts of its factors. Comparisons with other arms and contrasts are left
-    out if they lost a run. The arm that lost the run stops for that reason, and the other arms can still be decided.
+    These are comparisons with the baseline at each resolution, trends over resolutions, declared comparisons with other
+    arms, and contrasts of factors that contain the arm. Comparisons with other arms and contrasts are left out if a run
+    of theirs failed. The arm with the failed run stops for that reason, and the other arms can still be decided.
     """
     asked = {key: row for key, row in rows.items() if key.metric in study.settings.primary}
     factors = {one.name for _, one in study.contrasts() if name in one.weights}
@@ -116,7 +123,7 @@ def _asked(study: Study, name: str, rows: Rows, stopped: Collection[str]) -> lis
 
 
 def why_stop(rows: Sequence[Comparison], most: int) -> str:
-    """Return why an arm with these comparisons gets no more seeds; empty if the arm gets more.
+    """Return the reason why an arm with these comparisons gets no more seeds; empty if the arm gets more seeds.
 
     `most` is the largest number of seeds that an arm may get.
     """
@@ -133,13 +140,13 @@ def why_stop(rows: Sequence[Comparison], most: int) -> str:
 
 
 def _hopeless(row: Comparison, most: int) -> bool:
-    """Return whether more seeds would probably decide a comparison neither as a difference nor as *same*."""
+    """Return whether more seeds would probably leave a comparison undecided, neither a difference nor *same*."""
     in_reach = row.seeds_needed is not None and row.seeds_needed <= most
     return not in_reach and (row.p is None or row.p > HOPELESS_P)
 
 
 def wanted_arms(study: Study, look: Look, stopped: Collection[str]) -> Study:
-    """Return the arms and seeds of a look, and the arms that they start from, which may have stopped."""
+    """Return the arms and seeds of an interim analysis, and the arms on which they are based, even stopped arms."""
     active = {arm.name for arm in study.arms} - set(stopped)
     while missing := {arm.parent for arm in study.arms if arm.name in active and arm.parent} - active:
         active |= missing

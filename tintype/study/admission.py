@@ -1,11 +1,12 @@
-"""Decide whether a run fits into the free memory of its GPU and the host, and so may start beside the running runs.
+"""Decide whether a run can start beside the runs in progress because it fits into the free memory of the GPU and the
+host.
 
-The memory that a run needs was measured on an earlier run of the same shape (`tintype.study.shapes`), or is estimated
-(`tintype.cost`). A run that needs an unknown amount has the GPU for itself.
+The memory need of a run was measured on an earlier run of the same shape (`tintype.study.shapes`), or is estimated
+(`tintype.cost`). A run with an unknown memory need gets the GPU to itself.
 
-torch's allocator is limited to the run's share of memory. So a run that needs more than its share runs out of memory,
-and the other runs on the GPU do not. The run then gets a larger share and goes back to the queue. It counts as failed
-only if it was alone on an empty GPU.
+torch's allocator is limited to the run's share of memory. So if a run needs more than its share, only this run runs out
+of memory, and not the other runs on the GPU. The run then gets a larger share and goes back to the queue. The run
+counts as failed only if it was alone on an empty GPU.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ from tintype.study.runner import GPU_LOST, HOST_KILLED, NO_ROOM, OUT_OF_MEMORY, 
 from tintype.study.shapes import ShapeFacts, note_shape, read_shapes, shape_of
 
 MARGIN = 1.05
-"""A run's share is this multiple of the memory measured for its shape: captions and scores differ between runs."""
+"""The memory measured for a run's shape is multiplied by this factor, since captions and scores differ between runs."""
 GROWTH = 1.5
-"""A run that ran out of its whole share gets this multiple of the share the next time."""
+"""If a run used its whole share and ran out of memory, its next share is larger by this factor."""
 REACHED = 0.8
-"""A run that ran out of memory with this fraction of its share in use has used up the share.
+"""A run that runs out of memory with at least this fraction of its share in use has used up the share.
 
-The fraction is below one because the memory in use does not include the failed request.
+The fraction is below one because the memory in use does not include the failed allocation.
 """
 MOST_CROWDED = 3
-"""After this many attempts in a row that ran out of memory beside other runs, a run gets the GPU for itself."""
+"""After this many consecutive attempts that ran out of memory beside other runs, a run gets the GPU to itself."""
 HOST_BYTES, CPU_BYTES = 3 << 30, 1 << 30
-"""Host memory for a run that was not measured, in bytes, on a GPU and on a CPU: torch, its libraries and data."""
+"""Host memory in bytes for torch, its libraries and the data of a run that was not measured, on a GPU and on a CPU."""
 _FIRST_WAIT_S, _MOST_WAIT_S = 10.0, 300.0
-"""First and longest wait, in seconds, before a run is retried that ran out of memory beside other runs.
+"""First and longest wait, in seconds, before the retry of a run that ran out of memory beside other runs.
 
 Each further attempt doubles the wait.
 """
@@ -53,16 +54,16 @@ class Need:
     """Memory that a run needs, in bytes."""
 
     gpu: int | None
-    """Bytes on each of the run's GPUs. None if unknown: the run then has its GPUs for itself."""
+    """Bytes on each GPU of the run. None if unknown: the run then gets its GPUs to itself."""
     host: int | None
     words: str
-    """How the number of bytes on the GPU was found, as text for messages."""
+    """Source of the number of GPU bytes, as text for messages."""
 
 
 def end_of(claim: Claim) -> str:
     """Return the state in which an attempt at a run ended.
 
-    If the attempt's process recorded no state, use the cause of death that another process recorded.
+    If the attempt's process recorded no state, use the cause of its end that another process recorded.
     """
     if claim.ended is not None:
         return str(claim.ended.get("state", "died"))
@@ -71,7 +72,7 @@ def end_of(claim: Claim) -> str:
 
 
 def crowds_in(claims: Sequence[Claim], step: object) -> list[Claim]:
-    """Return the attempts since the last progress that ran out of memory beside other runs, oldest first."""
+    """Return the attempts since the last training progress that ran out of memory beside other runs, oldest first."""
     found: list[Claim] = []
     for claim in reversed(claims):
         state = end_of(claim)
@@ -87,12 +88,12 @@ def kills_in(claims: Sequence[Claim]) -> list[Claim]:
 
 
 def wait_s(crowds: int) -> float:
-    """Return the seconds that a run waits after it has run out of memory beside other runs `crowds` times."""
+    """Return the seconds for which a run waits after running out of memory beside other runs `crowds` times."""
     return min(_FIRST_WAIT_S * 2.0 ** (crowds - 1), _MOST_WAIT_S) if crowds else 0.0
 
 
 def with_corrections(need: Need, crowds: Sequence[Claim]) -> Need:
-    """Return the memory that a run needs, raised if earlier attempts (`crowds`) ran out of memory."""
+    """Return the memory that a run needs, with an increase if earlier attempts (`crowds`) ran out of memory."""
     told = [int(known) for one in crowds if isinstance(known := (one.ended or {}).get("needs_bytes"), int) and known]
     gpu, host = need.gpu, need.host
     if told:
@@ -105,7 +106,7 @@ def with_corrections(need: Need, crowds: Sequence[Claim]) -> Need:
 
 
 class Grant:
-    """The shares of memory that a run holds while it runs."""
+    """The shares of memory that a run reserves while it runs."""
 
     def __init__(self, gpus: Sequence[Share], host: Share, need: Need, hold: bool) -> None:
         self.gpus, self.host, self.need = gpus, host, need
@@ -113,16 +114,16 @@ class Grant:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether the run has its GPUs for itself, and they were almost empty when it began."""
+        """Return whether the run has its GPUs to itself, and the GPUs were almost empty when the run began."""
         return all(one.whole and one.empty for one in self.gpus)
 
     @property
     def is_alone(self) -> bool:
-        """Return whether no other process uses the run's GPUs now."""
+        """Return whether no other process uses the run's GPUs at present."""
         return bool(self.gpus) and all(one.is_alone for one in self.gpus)
 
     def begin(self) -> None:
-        """Limit this process to its share of the GPU."""
+        """Limit the memory of this process to its share of the GPU."""
         if self._hold:
             total = torch.cuda.get_device_properties(0).total_memory
             share = 1.0 if self.gpus[0].whole else (self.gpus[0].bytes - CONTEXT_BYTES) / total
@@ -133,9 +134,9 @@ class Grant:
             share.release()
 
     def judge(self, message: Message) -> Message:
-        """Return the final message of a run that ran out of memory, or whose GPU failed.
+        """Return the final status of a run that ran out of memory, or whose GPU failed.
 
-        If the run shared the GPU or host with others, the state is `crowded` and the run is tried again. A run that was
+        If the run shared the GPU or the host with others, its state is `crowded` and it is tried again. A run that was
         alone has failed.
         """
         ran_out, lost = message.text.startswith(OUT_OF_MEMORY), message.text.startswith(GPU_LOST)
@@ -158,7 +159,7 @@ class Grant:
 
 
 class Admission:
-    """Decide which runs of a study this process may start."""
+    """Rules by which this process starts runs of a study."""
 
     def __init__(
         self,
@@ -177,7 +178,7 @@ class Admission:
 
     @classmethod
     def here(cls, out: Path, protocol: Protocol, gpus: Sequence[int] | None = None) -> Admission:
-        """Return the admission of this process, on all GPUs that it sees or on some of them by index."""
+        """Return the admission rules of this process, for all visible GPUs or for some of them by index."""
         seen = range(torch.cuda.device_count()) if gpus is None else gpus
         found = cls(
             out,
@@ -190,7 +191,7 @@ class Admission:
         return found
 
     def refresh(self) -> None:
-        """Read the measurements again."""
+        """Read the stored measurements again."""
         self._known = read_shapes(self.out, self.device)
 
     def need_of(self, task: Task, claims: Sequence[Claim] = (), step: object = 0) -> Need:
@@ -208,11 +209,11 @@ class Admission:
         return with_corrections(need, crowds_in(claims, step))
 
     def gpus_of(self, task: Task) -> Sequence[Shares]:
-        """Return the GPUs of a run's ranks; none if it trains on the CPU."""
+        """Return the GPUs of a run's ranks; empty if the run trains on the CPU."""
         return self.gpus[: task.plan.run.ranks] if task.plan.run.device != "cpu" else ()
 
     def admit(self, task: Task, claims: Sequence[Claim] = (), step: object = 0) -> Grant | None:
-        """Take the shares of a run; None if they do not fit beside the running runs."""
+        """Reserve the memory shares of a run; return None if they do not fit beside the runs in progress."""
         need, taken = self.need_of(task, claims, step), list[Share]()
         wanted = [(gpu, need.gpu) for gpu in self.gpus_of(task)] + [(self.host, need.host)]
         for shares, size in wanted:
@@ -224,7 +225,7 @@ class Admission:
         return Grant(taken[:-1], taken[-1], need, self._hold and len(taken) > 1 and task.plan.run.ranks == 1)
 
     def count_fitting(self, tasks: Sequence[Task]) -> int:
-        """Return how many of these runs, from the first on, would fit beside the running runs, each on one GPU."""
+        """Return how many of these runs, in the given order, would fit beside the runs in progress, each on one GPU."""
         free, host, count = [gpu.left() for gpu in self.gpus], self.host.left(), 0
         idle = [not gpu.promises() for gpu in self.gpus]
         for task in tasks:
@@ -253,7 +254,9 @@ class Admission:
         note_shape(self.out, shape_of(task.plan), ShapeFacts(self.device, step_s=step_s, steps=steps))
 
     def step_s_of(self, task: Task) -> float | None:
-        """Return the seconds of a step alone on the GPU; if the run's shape was not timed, the mean of timed shapes."""
+        """Return the seconds of a training step alone on the GPU; for an untimed shape, return the mean of timed
+        shapes.
+        """
         known = [facts.step_s for facts in self._known.values() if facts.step_s is not None]
         facts = self._known.get(shape_of(task.plan))
         if facts is not None and facts.step_s is not None:
@@ -261,7 +264,7 @@ class Admission:
         return fmean(known) if known else None
 
     def words(self) -> str:
-        """Describe how much memory is free now."""
+        """Describe the amount of memory that is free now."""
         free = [f"{max(0, one.left()) / 1e9:.1f} GB of {one.pool.name}" for one in (*self.gpus, self.host)]
         return f"free: {', '.join(free)}"
 

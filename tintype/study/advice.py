@@ -1,4 +1,4 @@
-"""Describe the power of a planned study: how many seeds detect an effect, and which margins they can show."""
+"""Describe the power of a planned study: the seeds needed to detect an effect, and the reachable margins."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from tintype.study.study import Study
 from tintype.wording import option
 
 _UNREACHED = 0.005
-"""Probability of the verdict "same" below which a margin counts as out of reach."""
+"""A margin counts as unreachable if the verdict "same" has a lower probability than this."""
 
 
 def heads(group: Group) -> list[str]:
-    """Return the heads of the table of a group, whose rows `cells` returns."""
+    """Return the column heads of a group's table, for the rows that `cells` returns."""
     counts = list(group.metrics[0].by_seeds)
     return ["metric", "baseline", "spread", f"{counts[0]} seeds", *map(str, counts[1:])]
 
 
 def cells(plan: PowerPlan, row: MetricPower) -> list[str]:
-    """Return the row of a metric: the smallest change that each number of seeds detects in 80% of studies."""
+    """Return the row of a metric, with the smallest change that each number of seeds detects in 80% of studies."""
     return [
         row.metric.name + (" *" if row.metric.primary else ""),
         significant(row.baseline),
@@ -36,7 +36,7 @@ def cells(plan: PowerPlan, row: MetricPower) -> list[str]:
 
 
 def caption(group: Group) -> str:
-    """Explain the table of a group."""
+    """Explain the table of a group of metrics."""
     freedoms = dict.fromkeys(degrees(freedom) for freedom in sorted(row.spread.freedom for row in group.metrics))
     return (
         "Below each number of seeds: the smallest change that it finds in 80% of studies (–: more than there can be). "
@@ -46,7 +46,7 @@ def caption(group: Group) -> str:
 
 
 def reach(change: float, row: MetricPower, effect: Effect) -> str:
-    """Return a detectable change as text; a dash if the metric cannot change by so much."""
+    """Return a detectable change as text; a dash if the metric cannot change by that much."""
     low, high = row.metric.range
     most = max(math.inf if high is None else high - row.baseline, math.inf if low is None else row.baseline - low)
     if change > most:
@@ -78,7 +78,7 @@ def advice(plan: PowerPlan, row: MetricPower) -> str:
 
 
 def margin_advice(plan: PowerPlan, row: MetricPower) -> str:
-    """Return whether the planned seeds can show that an arm is the same as the baseline within the metric's margin."""
+    """Return whether the planned seeds can show that an arm equals the baseline within the metric's margin."""
     name = row.metric.name
     if row.same is None or row.same_seeds is None:
         return f"{name}: the margin of {row.margin} is zero here; give it in the metric's unit, as 0.01."
@@ -92,14 +92,14 @@ def margin_advice(plan: PowerPlan, row: MetricPower) -> str:
 
 
 def comparisons_words(group: Group) -> str:
-    """Return the number of comparisons in words, for which the levels of a group are corrected."""
+    """Describe the number of comparisons for which the levels of a group are corrected."""
     counts = group.comparisons
     kinds = f": {counts.primary} on primary metrics, {counts.others} on others" if counts.primary else ""
     return f"The levels are for {counts.all} comparisons{kinds}."
 
 
 def planned_words(plan: PowerPlan) -> str:
-    """Describe the planned study in a sentence."""
+    """Describe the planned study in one sentence."""
     where = f" at {plan.resolutions} resolutions" if plan.resolutions > 1 else ""
     control = "one of them the control" if plan.control else "no control"
     return (
@@ -109,7 +109,7 @@ def planned_words(plan: PowerPlan) -> str:
 
 
 def margins_out_of_reach(study: Study, past: Sequence[Path]) -> list[str]:
-    """Name the margins that the planned seeds cannot reach, where the spread is known from `past` studies."""
+    """Name the margins that the planned seeds cannot reach, for metrics with a known spread from `past` studies."""
     files = [path / "results.json" if path.is_dir() else path for path in past]
     known = [read_results_file(file) for file in dict.fromkeys(files) if file.is_file()]
     return [

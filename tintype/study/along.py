@@ -1,21 +1,23 @@
-"""Compare arms with the baseline along training.
+"""Compare arms with the baseline during training.
 
-There are three comparisons: at each scored step, at the time when an arm reaches the baseline's final quality, and at
-equal training time. All scores are by one protocol (`evaluation.early`). Means are over the runs that have every score
-of their arm and did not collapse. Intervals use the seed spread pooled over all arms (`study.stats.spread`), on the
-scale of the metric.
+Compare them in three ways: at each scored step, at the time when an arm reaches the baseline's final quality, and at
+equal training time. One protocol (`evaluation.early`) computes all these scores. Means are over the runs of an arm that
+have every score and did not collapse. Intervals use the seed spread on the scale of the metric, pooled over all arms
+(`study.stats.spread`).
 
-Differences and their intervals are descriptive. The verdicts of a study compare final scores only, and these
-comparisons spend none of the study's error. The only exception is a crossing: the steps at which an arm is ahead or
-behind. It has an error of 5% of its own for each arm and metric, shared by the scored steps (Bonferroni).
+Differences and their intervals are descriptive. The verdicts of a study compare final scores only, so the comparisons
+during training spend none of the study's error. The only exception is a crossing, which states the steps at which an
+arm is ahead or behind. Crossings have a separate error of 5% for each arm and metric, divided among the scored steps
+(Bonferroni).
 
-An arm reaches the baseline's final quality at the step where its mean difference from the baseline's final score
-crosses zero. The interval of this step spans the steps at which the difference's interval contains zero. Between scored
-steps, values are interpolated linearly. Before the first and after the last scored step, nothing is known.
+An arm reaches the baseline's final quality at the step where the difference between its mean and the baseline's final
+mean crosses zero. The interval of this step contains the steps at which the difference's interval includes zero.
+Between scored steps, values are interpolated linearly. Values before the first and after the last scored step are
+unknown.
 
-If the protocol scores weights at the image size of their stage, only scores of one image size are compared. So a
-difference at a step exists only if arm and baseline have images of one size there. Crossings and comparisons with the
-baseline's final score use the last stage only.
+The protocol may score weights at the image size of their stage. Then only scores of the same image size are compared.
+So a difference at a step exists only if the arm and the baseline have images of the same size at that step. Crossings
+and comparisons with the baseline's final score use the last stage only.
 """
 
 from __future__ import annotations
@@ -46,11 +48,11 @@ _Value = TypeVar("_Value")
 _INCOMPLETE = "not all runs of the arm and the baseline have all scores"
 NO_CROSSING = "no crossing shown"
 SAME_TIME = 0.02
-"""Two trainings took the same time if their seconds differ by at most this share."""
+"""Two training times count as equal if they differ by at most this fraction."""
 
 
 def with_along(results: StudyResults) -> StudyResults:
-    """Return the results with the comparison of scores along training; unchanged if there are no such scores."""
+    """Return the results with a comparison of scores during training; unchanged if there are no such scores."""
     found = [
         one
         for view in results.by_resolution()
@@ -77,15 +79,15 @@ def _arms_along(view: StudyResults, metric: MetricInfo) -> list[AlongArm]:
 
 @dataclass(frozen=True)
 class _Curve:
-    """One metric of an arm at its scored steps, in the runs that have all of these scores and did not collapse."""
+    """Values of one metric at an arm's scored steps, in runs that have all of these scores and did not collapse."""
 
     steps: list[int]
     seconds: list[float]
-    """Training seconds at each step; see `seconds_of`."""
+    """Training seconds up to each step; see `seconds_of`."""
     sizes: list[int | None]
-    """Image size at each step, if it is a stage's size."""
+    """Image size at each step, if the image size is a stage's size."""
     values: list[list[float]]
-    """At each step, one value for each run."""
+    """For each step, one value per run."""
     complete: bool
     """Whether every run of the arm has all scores."""
 
@@ -97,7 +99,7 @@ class _Curve:
 
     @property
     def last_stage(self) -> _Curve:
-        """The scores on images of the same size as the last score. Scores at other sizes are not comparable."""
+        """The scores on images of the same size as the last score, since scores at other sizes are not comparable."""
         kept = [index for index, size_px in enumerate(self.sizes) if size_px == self.sizes[-1]]
 
         def of(values: Sequence[_Value]) -> list[_Value]:
@@ -106,12 +108,12 @@ class _Curve:
         return _Curve(of(self.steps), of(self.seconds), of(self.sizes), of(self.values), self.complete)
 
     def at_seconds(self, seconds: float) -> list[float]:
-        """Return the value of each run at a time between the first and the last score."""
+        """Return the value of each run at a time between the run's first and last score."""
         return [_interpolated(self.seconds, of_run, seconds) for of_run in zip(*self.values, strict=True)]
 
 
 def _curve(view: StudyResults, arm: Arm, metric: str) -> _Curve | None:
-    """Return an arm's curve; None if no run has two scores."""
+    """Return an arm's curve; None if no run has at least two scores."""
     healthy = view.healthy(arm, metric)
     runs = [[one for one in run.along if math.isfinite(one.metrics.get(metric, math.nan))] for run in healthy]
     steps = sorted({score.step for scores in runs for score in scores})
@@ -129,9 +131,10 @@ def _curve(view: StudyResults, arm: Arm, metric: str) -> _Curve | None:
 
 
 def seconds_of(view: StudyResults, arm: Arm, scores: Sequence[ScoreAt]) -> float:
-    """Return an arm's training seconds up to scores of one step.
+    """Return an arm's training seconds up to each of these steps.
 
-    If every arm of the resolution was timed alone on a GPU, use these step times; otherwise use the mean of the runs.
+    If every arm of the resolution was timed alone on a GPU, use these step times; otherwise use the mean seconds of the
+    runs.
     """
     if view.timed_alone and arm.step_s is not None:
         return arm.step_s * scores[0].step
@@ -140,11 +143,11 @@ def seconds_of(view: StudyResults, arm: Arm, scores: Sequence[ScoreAt]) -> float
 
 @dataclass(frozen=True)
 class _Group:
-    """The curves of all arms of a resolution, which share their seed spread as in the study's other comparisons."""
+    """The curves of all arms of a resolution, with a pooled seed spread as in the study's other comparisons."""
 
     curves: Mapping[str, _Curve]
     baselines: Sequence[str]
-    """The baseline, then the control, whose runs count as the baseline's."""
+    """The baseline and the control; runs of the control count as runs of the baseline."""
     scale: Scale
     direction: Literal["lower", "higher"]
     confidence: float
@@ -158,14 +161,14 @@ class _Group:
         return self.old.steps
 
     def at(self, step: int, arm: str, confidence: float) -> DifferenceAt:
-        """Compare an arm with the baseline at a common step, on images of one size."""
+        """Compare an arm with the baseline at a shared step, on images of the same size."""
         size_px = self.curves[arm].size_at(step)
         alike = {name: one for name, one in self.curves.items() if step in one.steps and one.size_at(step) == size_px}
         found = self._difference(step, arm, {name: curve.at(step) for name, curve in alike.items()}, confidence)
         return found.model_copy(update={"size_px": size_px})
 
     def with_end(self, step: int, arm: str, values: Sequence[float]) -> DifferenceAt:
-        """Compare these values of an arm, scored at `step`, with the baseline's final scores."""
+        """Compare the given values of an arm, scored at `step`, with the baseline's final scores."""
         ends = {name: curve.values[-1] for name, curve in self.curves.items() if curve.sizes[-1] == self.old.sizes[-1]}
         return self._difference(step, arm, {**ends, arm: list(values)}, self.confidence)
 
@@ -183,9 +186,9 @@ class _Group:
 def difference_at(
     arm: str, baselines: Sequence[str], values: Mapping[str, Sequence[float]], scale: Scale, confidence: float
 ) -> Interval:
-    """Return an arm's difference from the baselines, with its interval if there is a seed spread.
+    """Return an arm's difference from the baselines, with its interval if the seed spread is known.
 
-    `baselines` are the baseline and the controls, which have the same plan. The spread is pooled over all arms of
+    `baselines` are the baseline and the controls, which all have the same plan. The spread is pooled over all arms of
     `values`.
     """
     placed = {name: {run: scale.place(one) for run, one in enumerate(of)} for name, of in values.items()}
@@ -223,7 +226,7 @@ def _compare(arm: Arm, group: _Group, metric: str) -> AlongArm:
 
 
 def _collapse_words(arm: Arm, metric: str) -> str:
-    """List the arms with collapsed runs; empty if there are none."""
+    """Describe the arms with collapsed runs; empty if there are none."""
     row = arm.comparisons.get(metric)
     if row is None or not (row.collapsed or row.baseline_collapsed):
         return ""
@@ -231,7 +234,7 @@ def _collapse_words(arm: Arm, metric: str) -> str:
 
 
 def _reach(new: _Curve, found: Sequence[DifferenceAt], direction: Literal["lower", "higher"]) -> Reach:
-    """Return when an arm reaches the baseline's final quality; `found` is its difference from the end, by step."""
+    """Describe when an arm reaches the baseline's final quality; `found` is the difference from it by step."""
     sign = 1.0 if direction == "higher" else -1.0
     ahead = [sign * one.difference.value for one in found]
     ends = [sorted(sign * end for end in one.difference.ends) for one in found if one.difference.ends]
@@ -246,7 +249,7 @@ def _reach(new: _Curve, found: Sequence[DifferenceAt], direction: Literal["lower
 
 
 def first_reached(places: Sequence[float], ahead: Sequence[float]) -> float:
-    """Return the first place at which the line segments through the points reach zero; infinity if they never do."""
+    """Return the first place at which line segments through the points reach zero; infinity if none does."""
     if ahead[0] >= 0:
         return float(places[0])
     for (x, y), (later, above) in pairwise(zip(places, ahead, strict=True)):
@@ -256,9 +259,9 @@ def first_reached(places: Sequence[float], ahead: Sequence[float]) -> float:
 
 
 def _equal_time(arm: str, group: _Group) -> EqualTime:
-    """Compare the arm at the baseline's total training seconds with the baseline's final score.
+    """Compare the arm's score at the baseline's total training seconds with the baseline's final score.
 
-    If the arm has no score around that time, return the reason.
+    If the arm has no score near that time, return the reason.
     """
     new = group.curves[arm].last_stage
     seconds, last = group.old.seconds[-1], new.seconds[-1]
@@ -276,7 +279,7 @@ def _equal_time(arm: str, group: _Group) -> EqualTime:
 
 
 def _interpolated(places: Sequence[float], values: Sequence[float], at: float) -> float:
-    """Return the linearly interpolated value at a place between the first and the last of `places`."""
+    """Return the linearly interpolated value at a place between the first and the last entry of `places`."""
     if len(places) == 1:
         return values[0]
     for (x, y), (later, value) in pairwise(zip(places, values, strict=True)):
@@ -299,7 +302,7 @@ def _crossing(differences: Sequence[DifferenceAt], direction: Literal["lower", "
 
 
 def _side(one: DifferenceAt, direction: Literal["lower", "higher"]) -> str:
-    """Return whether the arm is ahead or behind at a step; empty if the interval contains zero."""
+    """Return whether the arm is ahead or behind at a step; empty if the interval includes zero."""
     assert one.difference.ends is not None
     low, high = one.difference.ends
     if low <= 0 <= high:

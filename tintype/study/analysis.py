@@ -1,4 +1,4 @@
-"""Settings that turn differences into verdicts."""
+"""Settings by which differences become verdicts."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class AnalysisSettings(Settings):
         return self
 
     def margin_words(self, metric: str, own: str | None = None) -> str:
-        """Return the margin of a metric: the study's, or else the metric's `own`.
+        """Return the margin of a metric from the study's settings, or else the metric's `own` margin.
 
-        Results of earlier versions do not record the metric's own margin.
+        Results of earlier versions do not contain the metric's own margin.
         """
         return self.margins.get(metric) or self.margin or own or MARGIN
 

@@ -1,13 +1,13 @@
-"""Stored runs of the baseline from other studies: more runs of the baseline, and a prior of the spread.
+"""Use stored runs of the baseline from other studies as more baseline runs and as a prior of the spread.
 
-The study file names the other studies (`analysis: {bank: [PATH, …]}`). Their runs are copied into the study's folder
-when the study begins, and into its results. So the verdicts can be computed again without the other studies.
+The study file names the other studies (`analysis: {bank: [PATH, …]}`). The runs are copied into the study's folder when
+the study begins, and into the study's results. So the verdicts can be recomputed without the other studies.
 
-A stored run is used if it has the baseline's plan apart from the seed, and the same protocol, `NUMERICS`, frozen
-networks and kind of device. The study itself must not have a run of that seed.
+A stored run must have the baseline's plan (except for the seed), and the same protocol, `NUMERICS`, frozen networks and
+kind of device. Also, the study itself must not have a run with the same seed.
 
-Each metric is checked by itself, by an 80% interval of the difference between the study's own baseline runs and the
-stored runs. If this interval excludes zero, the stored runs are not used in that metric.
+Each metric is checked separately, by an 80% interval of the difference between the study's own baseline runs and the
+stored runs. If this interval excludes zero, the stored runs are not used for this metric.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ FILE = "bank.json"
 LEVEL = 0.8
 """Confidence of the interval for the difference between a study's own baseline runs and stored runs.
 
-With a higher confidence, the check would miss more stored runs that differ. At 80%, a fifth of the metrics reject
-stored runs by chance even if the runs do not differ (docs/stored.json).
+With a higher confidence, the check would accept more stored runs that really differ. At 80%, the check rejects stored
+runs by chance in a fifth of the metrics, even if the runs do not differ (docs/stored.json).
 """
 
 
 def take_bank(study: Study) -> Bank | None:
-    """Read the stored runs that the study's settings name; None if they name none."""
+    """Read the stored runs that the study's settings name; None if the settings name none."""
     if not study.settings.analysis.bank:
         return None
     sources, taken = list[BankSource](), set[str]()
@@ -59,7 +59,7 @@ def take_bank(study: Study) -> Bank | None:
 
 
 def _read_source(study: Study, other: StoredStudy) -> BankSource:
-    """Return the baseline's runs in another study; raise if this study can use none of them."""
+    """Return the baseline's runs in another study; raise if no such run can be used."""
     if reason := why_apart(other, study.settings.evaluation.hash, tintype.NUMERICS):
         raise UserError(f"analysis.bank: {reason}", "take it out")
     found = runs_like(study, other, metric_infos(study))
@@ -98,7 +98,10 @@ def _device(run: Run) -> str:
 
 
 def keep_bank(study: Study, out: Path, looked: bool) -> None:
-    """Copy the stored runs into the study's folder. After the first look at the study, keep existing copies."""
+    """Copy the stored runs into the study's folder.
+
+    After the first interim analysis of the study, leave existing copies unchanged.
+    """
     file, paths = out / FILE, list(study.settings.analysis.bank)
     if not paths:
         file.unlink(missing_ok=True)
@@ -123,7 +126,7 @@ def read_bank(out: Path) -> Bank | None:
 
 @dataclass(frozen=True)
 class Served:
-    """The stored runs that a study uses together with its own runs."""
+    """The stored runs that a study uses in addition to its own runs."""
 
     runs: Mapping[str, Sequence[Run]]
     """By resolution."""
@@ -131,7 +134,10 @@ class Served:
 
 
 def serve(bank: Bank | None, study: Study, runs: Runs, metrics: Metrics) -> Served:
-    """Return the stored runs that are used with the study's own `runs`. Plans that the study ran itself are skipped."""
+    """Return the stored runs that can be used together with the study's own `runs`.
+
+    Plans that the study itself has run are skipped.
+    """
     if bank is None:
         return Served({}, [])
     own = {plan.hash for arm in study.arms for plan in arm.plans}
@@ -166,8 +172,8 @@ def _runs(count: int) -> str:
 def against_stored(cells: Cells, level: float = LEVEL) -> Estimate | None:
     """Estimate the mean of the study's own baseline runs minus the mean of the stored runs; None if either is missing.
 
-    The baseline is the first arm. Here the stored runs count as a separate plan: they contribute to the pooled spread,
-    but not to the mean of the study's own runs.
+    The baseline is the first arm. In this estimate, the stored runs count as a separate plan. They contribute to the
+    pooled spread, but not to the mean of the study's own runs.
     """
     baseline = next(iter(cells.values))
     if not cells.seeds(baseline) or not cells.seeds(STORED):
@@ -177,7 +183,7 @@ def against_stored(cells: Cells, level: float = LEVEL) -> Estimate | None:
 
 
 def agrees(cells: Cells, found: Estimate | None) -> bool:
-    """Return whether stored runs agree with the study's own runs; False if the difference cannot be estimated."""
+    """Return whether stored runs agree with the study's own runs; False if the difference is unknown."""
     if found is None or found.error is None:
         return False
     if found.interval is None:  # all runs have the same value
@@ -188,7 +194,7 @@ def agrees(cells: Cells, found: Estimate | None) -> bool:
 def check_stored(
     arms: Mapping[str, Role], runs: Runs, metric: str, meaning: MetricInfo, stored: Sequence[Run], resolution: str = ""
 ) -> BankCheck:
-    """Compare the study's own baseline runs with the stored runs, in one metric."""
+    """Compare the study's own baseline runs with the stored runs for one metric."""
     cells = cells_of(arms, runs, metric, meaning, stored=stored)
     baseline, found = next(iter(arms)), against_stored(cells)
     own = [label for label in cells.values if cells.plan_of(label) == baseline and label != STORED]
@@ -223,5 +229,5 @@ def with_checks(
 
 
 def is_checked(metric: str, stored: Sequence[Run]) -> bool:
-    """Return whether stored runs can be used in a metric: the metric is tested, and the runs have values of it."""
+    """Return whether stored runs can be used for a metric; the metric must be tested and in all of these runs."""
     return is_tested(metric) and any(run.loss(metric) is None for run in stored)

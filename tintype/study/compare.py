@@ -1,4 +1,7 @@
-"""Compare the runs of a study: every planned contrast at each look. Each look spends a share of the study's error."""
+"""Compare the runs of a study: test every planned contrast at each interim analysis (look).
+
+Each interim analysis spends a share of the study's error.
+"""
 
 from __future__ import annotations
 
@@ -87,16 +90,16 @@ from tintype.study.version import read_version
 
 Rows: TypeAlias = Mapping[Key, results.Comparison]
 StoredRuns: TypeAlias = Mapping[str, Sequence[results.Run]]
-"""Runs of the baselines from other studies, by resolution."""
+"""Runs of the baselines that come from other studies, by resolution."""
 NO_RUNS: StoredRuns = MappingProxyType({})
 ONE_SIDED = 2.0
-"""Factor on the error of a one-sided test, whose sign was stated beforehand: each end of its interval gets 5%."""
+"""Factor on the error of a one-sided test, whose sign was predicted, so that each end of its interval gets 5%."""
 
 
 def collect(study: Study, out: Path, known: Runs | None = None, images: PerImage | None = None) -> results.StudyResults:
     """Read the runs of a study from its folder, and compare them.
 
-    If `known` gives the runs and `images` their numbers per image, only the other files are read, and no file is
+    If `known` gives the runs and `images` their values per image, only the other files are read, and no file is
     written. The live page uses this to show a study while workers run it.
     """
     protocol, settings = study.settings.evaluation, study.settings
@@ -128,14 +131,17 @@ def collect(study: Study, out: Path, known: Runs | None = None, images: PerImage
 
 @dataclass(frozen=True)
 class Reading:
-    """A study with its comparisons at each look."""
+    """A study with its comparisons at each interim analysis."""
 
     study: Study
     """The arms with the seeds that were compared."""
     runs: Runs
-    """The runs of these seeds."""
+    """The runs with these seeds."""
     at_looks: Sequence[Study]
-    """The arms and seeds of each look. A comparison's `look` is an index into this list, counted from one."""
+    """The arms and seeds of each interim analysis.
+
+    The field `look` of a comparison is an index into this list, counted from one.
+    """
     metrics: Metrics
     family: Sequence[Key]
     """The comparisons that share the study's error, including comparisons of removed arms."""
@@ -144,7 +150,7 @@ class Reading:
     planned: bool
     stopped: Mapping[str, str]
     bank: results.Bank | None = None
-    """The stored runs that are used at the last look, and their checks."""
+    """The stored runs that the last interim analysis uses, and their checks."""
     stored: StoredRuns = field(default_factory=dict)
 
     def with_verdicts(self, arm: results.Arm) -> results.Arm:
@@ -160,7 +166,7 @@ class Reading:
         )
 
     def verdicts(self) -> dict[str, Any]:
-        """Return the fields of the results that follow from the comparisons, except the arms."""
+        """Return the fields of the results that are computed from the comparisons, except the arms."""
         seeds = [plan.seed for plan in self.study.arms[0].plans]
         method = describe_method(self.study, self.family, asked_of(self.study, self.metrics), self.metrics)
         return {
@@ -191,7 +197,7 @@ class Reading:
         )
 
     def _trend(self, key: Key, reason: str) -> results.Trend:
-        """Return a trend with the arm's effect at each resolution, or the reason why there is none."""
+        """Return a trend with the arm's effect at each resolution, or the reason why no trend can be computed."""
         if not reason:
             matched = match(asked_of(self.study, self.metrics)[key], self.runs, key.metric)
             reason = matched if isinstance(matched, str) else ""
@@ -201,7 +207,7 @@ class Reading:
         )
 
     def _relative_effects(self, key: Key, by_order: bool) -> dict[str, results.Interval]:
-        """Return log(arm / baseline) at each resolution where it is defined, without collapsed runs."""
+        """Return log(arm / baseline), without collapsed runs, for each resolution where it is defined."""
         found = dict[str, results.Interval]()
         for arm, baseline in self.study.compared():
             if arm.name != key.arm:
@@ -247,7 +253,7 @@ def _factor_effect(
     contrast: FactorContrast,
     cells: Cells,
 ) -> results.FactorEffect:
-    """Return the effect of a contrast of factors, with the means of its arms at the look that decided the contrast."""
+    """Return the effect of a contrast of factors, with its arms' means at the deciding interim analysis."""
     labels = labels_of(arms)
     collapsed = [arm.name for arm in arms if arm.name in contrast.weights and cells.collapsed.get(arm.label)]
     if collapsed:
@@ -273,9 +279,10 @@ def read_at_looks(
     images: PerImage = NO_IMAGES,
     bank: results.Bank | None = None,
 ) -> Reading:
-    """Compare the runs at each look: the looks `made`, and a new look if there are new seeds or comparisons.
+    """Compare the runs at each past interim analysis in `made`, and at a new interim analysis if there are new seeds or
+    comparisons.
 
-    Each look also uses the stored runs of the `bank`.
+    Each interim analysis also uses the stored runs of the `bank`.
     """
     served = serve(bank, study, runs, metrics)
     reading = _read_at_looks(study, runs, metrics, made, images, served)
@@ -308,7 +315,7 @@ def _read_at_looks(
 
 
 def _looks_of(study: Study, metrics: Iterable[str], made: Sequence[MadeLook]) -> list[MadeLook]:
-    """Return the looks at a study with their families: the planned looks, or the looks already made and this one."""
+    """Return a study's interim analyses and families: those planned, or the past ones and the present one."""
     planned, seeds = list(asked_of(study, metrics)), study.settings.seeds
     if isinstance(seeds, SeedPlan):
         return [MadeLook.of(look.read, every_key(made, planned)) for look in planned_looks(seeds)]
@@ -316,13 +323,13 @@ def _looks_of(study: Study, metrics: Iterable[str], made: Sequence[MadeLook]) ->
 
 
 def looks_to_record(study: Study, found: results.StudyResults, out: Path) -> list[MadeLook]:
-    """Return the looks made at a study, including the look of these results."""
+    """Return the interim analyses of a study, including the interim analysis of these results."""
     looks = _looks_of(study, [metric.name for metric in found.metrics], made_looks(out))
     return [look for look, info in zip(looks, found.looks, strict=True) if info.made]
 
 
 def _known_arms(at_look: Study, looks: Sequence[MadeLook]) -> Study:
-    """Return the study without arms that were added after these looks, so that the pooled spread leaves them out."""
+    """Return the study without arms that were added later, so that the pooled spread leaves those arms out."""
     known = {(key.arm, key.resolution) for look in looks for key in look.keys if key.kind in OF_ARMS}
     arms = [arm for arm in at_look.arms if arm.role == "baseline" or (arm.name, arm.resolution) in known]
     return replace(at_look, arms=tuple(arms))
@@ -362,12 +369,15 @@ def _look_infos(looks: Sequence[Look], made: Sequence[bool]) -> list[results.Loo
 
 
 def is_read(row: results.Comparison) -> bool:
-    """Return whether a comparison was tested, and so reading it spends error."""
+    """Return whether a comparison was tested; reading a tested comparison spends error."""
     return row.verdict in (*DECIDED, "undecided")
 
 
 def made_looks(out: Path) -> list[MadeLook]:
-    """Return each look made at a study. A report from before looks were recorded counts as one look."""
+    """Return each past interim analysis of a study.
+
+    A report from a version without recorded interim analyses counts as one interim analysis.
+    """
     if (recorded := read_looks(out)) is not None:
         return recorded
     last = last_results(out)
@@ -400,7 +410,7 @@ def _reported_keys(last: results.StudyResults) -> list[Key]:
 
 
 def every_comparison(study: Study, out: Path) -> list[Key]:
-    """Return the comparisons that share a study's error: all planned comparisons, and all that earlier looks had."""
+    """Return the comparisons that share a study's error: all planned ones and all of earlier interim analyses."""
     return every_key(made_looks(out), asked_of(study, metric_infos(study)))
 
 
@@ -413,10 +423,10 @@ def follow_runs(
     images: PerImage = NO_IMAGES,
     stored: StoredRuns = NO_RUNS,
 ) -> Standing:
-    """Return the progress of a study with planned looks. The comparisons of its `family` share the error.
+    """Return the progress of a study with interim analyses. The comparisons in `family` share the study's error.
 
-    `tried` has the (arm, seed) of runs that were attempted. A failed or diverged run counts as ended if it was
-    attempted; by default every such run counts as ended.
+    `tried` has (arm, seed) of each attempted run. A failed or diverged run counts as ended if it is in `tried`; by
+    default, every such run counts as ended.
     """
     assert isinstance(study.settings.seeds, SeedPlan)
 
@@ -445,9 +455,10 @@ def compare_at(
     family: Sequence[Key],
     stored: StoredRuns = NO_RUNS,
 ) -> dict[Key, results.Comparison]:
-    """Make the comparisons of a look that belong to its `family`, whose comparisons share the look's error.
+    """Make the comparisons of an interim analysis that belong to its `family`, whose comparisons share the error of
+    this analysis.
 
-    `stored` are runs of the baselines from other studies, used together with the study's own runs.
+    `stored` are runs of the baselines from other studies, which are used in addition to the study's own runs.
     """
     there = {arm.label for arm in at_look.arms}
     asked = {
@@ -462,10 +473,10 @@ def compare_at(
 
 
 def compare_fresh(study: Study, runs: Runs, keys: Sequence[Key]) -> dict[Key, results.Comparison]:
-    """Compare the fresh runs of a replication, each comparison by itself with a confidence of 90%.
+    """Compare the fresh runs of a replication, with a confidence of 90% for each single comparison.
 
-    The first study stated the sign of each difference, so each test is one-sided at 95%. The spread is pooled over all
-    fresh arms.
+    The first study predicted the sign of each difference, so each test is one-sided at 95%. The spread is pooled over
+    all arms with fresh runs.
     """
     metrics = metric_infos(study)
     check_identities(runs)
@@ -479,12 +490,12 @@ def compare_fresh(study: Study, runs: Runs, keys: Sequence[Key]) -> dict[Key, re
 
 
 def _roles(study: Study) -> dict[str, dict[str, results.Role]]:
-    """Return for each resolution the roles of its arms, by label."""
+    """Return the roles of the arms of each resolution, by label."""
     return {arms[0].resolution: {arm.label: arm.role for arm in arms} for arms in study.by_resolution()}
 
 
 def _runs_of(study: Study, runs: Runs) -> dict[str, list[results.Run]]:
-    """Return the runs of the seeds that the study's arms have."""
+    """Return the runs whose seeds are among the seeds of the study's arms."""
     return {
         arm.label: [run for run in runs[arm.label] if run.seed in {plan.seed for plan in arm.plans}]
         for arm in study.arms
@@ -503,12 +514,11 @@ def compare(
     images: PerImage = NO_IMAGES,
     stored: StoredRuns = NO_RUNS,
 ) -> dict[Key, results.Comparison]:
-    """Make the planned comparisons on the metrics that were measured. All comparisons of the `family` share the study's
-    error.
+    """Make the planned comparisons on all measured metrics. All comparisons of the `family` share the study's error.
 
-    `arms` has for each resolution the arms' roles by label, the baseline first. `share` is the part of the study's 5%
-    error that this look may spend. `stored` are runs of the baselines from other studies, by resolution. They are used
-    in the metrics in which they agree with the study's own runs.
+    For each resolution, `arms` has the arms' roles by label, with the baseline first. `share` is the fraction of the
+    study's 5% error that this interim analysis may spend. `stored` are runs of the baselines from other studies, by
+    resolution; they are used for the metrics in which they agree with the study's own runs.
     """
     rows, sheets = dict[Key, results.Comparison](), _Sheets(arms, runs, metrics, asked, stored)
     weights = weights_of([key for key in dict.fromkeys(family) if is_tested(key.metric)], primary)
@@ -545,7 +555,7 @@ def compare(
 
 
 class _Sheets:
-    """The cells of each metric, made when needed: of one resolution, or as ratios over all resolutions for a trend."""
+    """Cells of each metric, computed on demand for one resolution, or as ratios over all resolutions for a trend."""
 
     def __init__(
         self,
@@ -560,7 +570,7 @@ class _Sheets:
         self._correlated: dict[Key, dict[str, Correlation]] = {}
 
     def of(self, key: Key, search: bool = True) -> Cells:
-        """Return the cells of a comparison. Collapsed runs are left out if `search` is true."""
+        """Return the cells (values by arm) of a comparison. If `search` is true, leave out collapsed runs."""
         if key.kind != "trend":
             return self._at(key.resolution, key.metric, False, search)
         sheets = {resolution: self._at(resolution, key.metric, True, search) for resolution in self._arms}
@@ -586,7 +596,10 @@ class _Sheets:
         return self._made[place][metric]
 
     def estimate(self, one: Asked, level: float, cells: Cells | None = None) -> Estimate:
-        """Estimate a comparison from its own or the given `cells`. Pair seeds if this narrows the interval."""
+        """Estimate a comparison from its own cells or from the given `cells`.
+
+        Pair the arms by seed if this narrows the interval.
+        """
         key, cells = one.key, cells or self.of(one.key)
         if key.kind not in ("arm", "between"):
             return estimate(cells, one.contrast, level)
@@ -602,7 +615,7 @@ class _Sheets:
         return estimate_arm(cells, own, baseline, level, self._correlated[both].get(key.metric))
 
     def collapse(self, one: Asked, primary: Collection[str]) -> Collapse:
-        """Count the collapsed runs of an arm and of its reference, on a primary metric."""
+        """Count the collapsed runs of an arm and of its reference for a primary metric."""
         sheets = [self._at(one.key.resolution, metric, False, True) for metric in primary if metric in self._metrics]
         labels = [*self._arms[one.key.resolution], STORED]
         collapsed = {label: {seed for cells in sheets for seed in cells.collapsed.get(label, ())} for label in labels}
@@ -620,7 +633,7 @@ class _Sheets:
 def agreeing(
     arms: Mapping[str, results.Role], runs: Runs, metric: results.MetricInfo, stored: Sequence[results.Run]
 ) -> Sequence[results.Run]:
-    """Return the stored runs if they agree with the study's own runs in a metric; otherwise return no runs."""
+    """Return the stored runs if they agree with the study's own runs for a metric; otherwise return no runs."""
     if not is_checked(metric.name, stored):
         return ()
     return stored if check_stored(arms, runs, metric.name, metric, stored).agrees else ()
@@ -629,10 +642,10 @@ def agreeing(
 def _sampling_error(
     new: Sequence[results.Run], old: Sequence[results.Run], metric: str, images: PerImage
 ) -> float | None:
-    """Return the part of a mean difference's standard error that comes from sampling images.
+    """Return the component of a mean difference's standard error that comes from sampling images.
 
-    All runs share prompts and noises. If a metric has a number for each image, this is the standard error of the
-    images' differences. For other metrics, the distances, the two means count as independent.
+    All runs use the same prompts and noises. If a metric has a value for each image, the component is the standard
+    error of the differences between images. For other metrics (distances), the two means count as independent.
     """
     values = [
         [images.get(run.hash, {}).get(metric, []) for run in runs if metric in run.metrics] for runs in (new, old)

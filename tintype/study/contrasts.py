@@ -1,9 +1,9 @@
-"""The contrasts of a study: each comparison has a typed key and weights over the arms.
+"""Define the contrasts of a study; each comparison has a typed key and weights over the arms.
 
-An arm and the control are compared with the baseline of their resolution, and an arm with another arm if the study
-declares it (`compare`). With several resolutions, a trend is an arm's effect at the most tokens minus its effect at the
-fewest. Baselines of several resolutions differ in every metric, so these effects are relative, log(arm / baseline).
-Main effects and interactions are contrasts of factorial arms.
+An arm and the control are compared with the baseline of their resolution. An arm is compared with another arm if the
+study declares it (`compare`). In a study with several resolutions, a trend is an arm's effect at the most tokens minus
+its effect at the fewest tokens. Baselines of several resolutions differ in every metric, so these effects are relative,
+log(arm / baseline). Main effects and interactions are contrasts of factorial arms.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tintype.study.study import ArmPlan, Study
 ANOTHER_SPACE = "another space"
 UNPAIRED = "the control has seeds of its own, so it has no pairs"
 _OF_NO_SPACE = ("compute", "sha256")
-"""Settings of a tokenizer that do not change its latents, or only by rounding."""
+"""Settings of a tokenizer that do not change its latents, or change them only by rounding."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Asked:
     contrast: Contrast
     """Weights by the label of the arm."""
     names: Mapping[str, str]
-    """Names for the labels in messages about missing runs. The arm under test has an empty name."""
+    """Names of the labels, for messages about missing runs. The arm under test has an empty name."""
     baselines: Collection[str]
-    """Labels of the reference: the baseline and the control, or the second of two compared arms."""
+    """Labels of the reference, which is the baseline and the control, or the second of two compared arms."""
 
     @property
     def own(self) -> str:
@@ -64,12 +64,12 @@ def factor_key(one: FactorContrast, resolution: str, metric: str) -> Key:
 
 
 def is_tested(metric: str) -> bool:
-    """Return whether a metric's differences get a verdict. Throughput does not, since seeds do not change it."""
+    """Return whether a metric's differences get a verdict; throughput gets none, since seeds do not change it."""
     return metric != SPEED
 
 
 def trend_metrics(primary: Sequence[str]) -> list[str]:
-    """Return the metrics that are compared between resolutions: the primary ones and the throughput."""
+    """Return the metrics that are compared between resolutions, which are the primary metrics and the throughput."""
     return list(dict.fromkeys([*primary, SPEED]))
 
 
@@ -82,11 +82,11 @@ def count_comparisons(
     contrasts: int = 0,
     between: int = 0,
 ) -> Counts:
-    """Count the comparisons of a study. `arms` does not count the control.
+    """Count the comparisons of a study. `arms` is the number of arms without the control.
 
-    With several resolutions, each arm's trend is one more comparison for each of `trend_metrics`. Each of the
-    `contrasts` between factorial arms is one comparison for each primary metric, at each resolution. `between` counts
-    the declared pairs of arms.
+    With several resolutions, each arm's trend adds one comparison for each of `trend_metrics`. Each of the `contrasts`
+    between factorial arms adds one comparison for each primary metric and resolution. `between` is the number of
+    declared pairs of arms.
     """
     asked = list(filter(is_tested, primary))
     other = [metric for metric in metrics if metric not in primary and is_tested(metric)]
@@ -96,7 +96,7 @@ def count_comparisons(
 
 
 def asked_of(study: Study, metrics: Iterable[str]) -> dict[Key, Asked]:
-    """Return every comparison that a study plans, without impossible ones, which the correction does not count."""
+    """Return every comparison that a study plans; impossible comparisons are left out of the correction."""
     apart, found = incomparable(study), list[Asked]()
     for baseline, *others in study.by_resolution():
         baselines = [baseline.label, *(arm.label for arm in others if arm.role == "control")]
@@ -115,7 +115,7 @@ def asked_of(study: Study, metrics: Iterable[str]) -> dict[Key, Asked]:
 
 
 def trends_of(study: Study) -> dict[Key, str]:
-    """Return the key of each trend, with the reason if an arm cannot have one."""
+    """Return the key of each trend, together with the reason if an arm cannot have a trend."""
     resolutions, apart = study.by_resolution(), incomparable(study)
     reasons: dict[Key, str] = {}
     for arm in (arm for arms in resolutions if len(resolutions) > 1 for arm in arms[1:]):
@@ -134,7 +134,9 @@ def _trend(study: Study, key: Key) -> Asked:
 
 
 def factors_of(study: Study) -> list[Asked]:
-    """Return the contrasts between factorial arms, on the primary metrics in which all their arms can be compared."""
+    """Return the contrasts between factorial arms, for primary metrics in which all of a contrast's arms are
+    comparable.
+    """
     apart, found = incomparable(study), list[Asked]()
     for arms, one in study.contrasts():
         labels = labels_of(arms)
@@ -149,12 +151,12 @@ def factors_of(study: Study) -> list[Asked]:
 
 
 def labels_of(arms: Sequence[ArmPlan]) -> dict[str, str]:
-    """Return the labels of a resolution's arms by the arms' names. The baseline's name is ''."""
+    """Return the labels of a resolution's arms, by the arms' names. The name of the baseline is ''."""
     return {"" if arm.role == "baseline" else arm.name: arm.label for arm in arms}
 
 
 def incomparable(study: Study) -> dict[Key, str]:
-    """Return why arms cannot be compared with their baseline, or with another arm."""
+    """Return the reason why arms cannot be compared with their baseline, or with another arm."""
     meanings = definitions(study.settings.evaluation)
     in_latents = [name for name, meaning in meanings.items() if meaning.metric.in_latents]
     found: dict[Key, str] = {}
@@ -168,17 +170,19 @@ def incomparable(study: Study) -> dict[Key, str]:
 
 
 def _class_token(plan: Plan) -> object:
-    """Return the teacher whose noised class token of the clean image the denoiser reads; None if it reads none."""
+    """Return the teacher whose noised class token (of the clean image) the denoiser reads; None if there is none."""
     return next((plain(loss)["teacher"] for loss in plan.losses if loss.kind == CLASS_TOKEN), None)
 
 
 def another_space(new: Plan, old: Plan, name: str = "the baseline") -> str:
-    """Return why the validation losses of two plans cannot be compared; empty if they can. `name` is the old plan's.
+    """Return the reason why the validation losses of two plans cannot be compared; empty if they can be compared.
+    `name` is the name of the old plan.
 
-    The validation loss is measured in the latents of a run's own tokenizer. Another tokenizer's latents have another
-    scale and another share of noise. So a difference between two such losses says nothing about the denoisers, however
-    small its p. The same holds if the noise's standard deviation differs: the velocity is noise - x, so its error grows
-    with the noise. The plans alone decide this, so a study knows before its first run which comparisons it can make.
+    The validation loss is measured in the latents of a run's own tokenizer. The latents of another tokenizer have
+    another scale and another fraction of noise. So a difference between the two losses says nothing about the
+    denoisers, even if its p is small. The same is true if the standard deviation of the noise differs, since the
+    velocity is noise - x, and so its error grows with the noise. This depends only on the plans, so a study knows
+    before its first run which comparisons are possible.
     """
     if _class_token(new) != _class_token(old):
         return f"{ANOTHER_SPACE}: the denoisers do not read the same class token of the clean image beside the image"

@@ -1,4 +1,4 @@
-"""Cost of a study: its runs by look, and their seconds, from measured runs."""
+"""Cost of a study, given by its runs per interim analysis and their seconds, which come from measured runs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def parse_duration(text: str) -> float:
 
 @dataclass(frozen=True)
 class RunSeconds:
-    """Mean seconds of training and scoring of the finished runs, by the arm's label."""
+    """Mean seconds for training and scoring a finished run, by the arm's label."""
 
     by_arm: Mapping[str, float]
 
@@ -49,7 +49,7 @@ class RunSeconds:
         return bool(self.by_arm)
 
     def of(self, arm: str) -> float:
-        """Return the mean seconds of an arm's runs; if none was measured, the mean over the measured arms."""
+        """Return the mean seconds of an arm's runs; without such a measurement, use the mean of measured arms."""
         return self.by_arm.get(arm, fmean(self.by_arm.values()))
 
     def total(self, tasks: Iterable[Task]) -> float:
@@ -58,7 +58,7 @@ class RunSeconds:
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds of a study's runs, and how these seconds were found."""
+    """Seconds of a study's runs, and the source of these seconds."""
 
     seconds: RunSeconds
     words: str
@@ -67,26 +67,29 @@ class Measured:
 
 
 Measure = Callable[[], Measured | str]
-"""Measures runs on this machine, or returns the reason why it does not."""
+"""Function that measures runs on this machine, or returns the reason why it cannot."""
 
 
 def run_seconds(runs: Mapping[str, Sequence[Run]]) -> RunSeconds:
-    """Return the mean seconds that the finished runs of each arm took."""
+    """Return the mean seconds of the finished runs of each arm."""
     taken = {arm: [run.train_s + run.evaluate_s for run in some if run.state == "done"] for arm, some in runs.items()}
     return RunSeconds({arm: fmean(seconds) for arm, seconds in taken.items() if seconds})
 
 
 @dataclass
 class Budget:
-    """The wall-clock time that one command may take. It is checked before each look, and never stops a run."""
+    """The wall-clock time that one command may take.
+
+    The limit is checked before each interim analysis, and never stops a run.
+    """
 
     seconds: float | None
     jobs: int
     began_s: float = field(default_factory=time.monotonic)
     running_s: float = 0.0
-    """Wall-clock seconds during which this command made runs."""
+    """Wall-clock seconds that this command has spent on making runs."""
     measured_s: float = 0.0
-    """Sum of the runs' own seconds of training and scoring, without the start of workers."""
+    """Sum of the seconds for training and scoring over all runs, without the start of workers."""
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -115,7 +118,7 @@ class Budget:
 
 
 def minutes(seconds: float) -> str:
-    """Write a duration in minutes; a short duration in seconds, a long one in hours or days."""
+    """Format a duration in minutes, a short duration in seconds, and a long duration in hours or days."""
     for unit, name in ((86_400, "days"), (3_600, "h")):
         if seconds >= 3 * unit:
             return f"{seconds / unit:,.0f} {name}"
@@ -129,46 +132,46 @@ def minutes(seconds: float) -> str:
 
 
 def seeds_of_looks(study: Study) -> list[int]:
-    """Return the number of seeds at each look; a study with fixed seeds has one look."""
+    """Return the number of seeds at each interim analysis; a study with fixed seeds has only one entry."""
     seeds = study.settings.seeds
     return list(seeds.counts) if isinstance(seeds, SeedPlan) else [len(seeds)]
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The number of runs of a study, and the seconds that they take."""
+    """The number of runs of a study, and the seconds for these runs."""
 
     least: int
-    """Number of runs if every arm stops after the first look; the number of finished runs if that is larger.
+    """Number of runs if every arm stops after the first interim analysis, but at least the number of finished runs.
 
-    With fixed seeds, this equals `most`. Tuning runs always count.
+    With fixed seeds, this number equals `most`. Runs for tuning are included.
     """
     expected: int
-    """Expected number of runs if no arm has an effect. Most such arms stop early."""
+    """Expected number of runs if no arm has an effect. Most arms without an effect stop early."""
     most: int
     """Number of runs if every arm that has not stopped gets all its seeds."""
     done: int
     seconds: float | None
     """Mean seconds of a run over all arms; None if no run was measured."""
     left_s: float
-    """Seconds of the remaining runs if every arm gets the most seeds; 0 if no run was measured."""
+    """Seconds for the remaining runs if every arm gets the maximum number of seeds; 0 if no run was measured."""
     measured: str = ""
-    """How the seconds were found, or why they are unknown."""
+    """Source of the seconds, or the reason why they are unknown."""
     at_least: bool = False
-    """Whether the seconds are a lower bound only."""
+    """Whether the seconds are only a lower bound."""
     jobs: int = 1
     """Number of runs that this machine makes at the same time."""
 
     def seconds_of(self, runs: int) -> float:
-        """Return the time of this many runs, `jobs` at a time."""
+        """Return the duration of this many runs, with `jobs` runs at the same time."""
         return -(-runs // self.jobs) * (self.seconds or 0.0)
 
 
 def cost_of(study: Study, out: Path, like: Path | None = None, jobs: int = 1, measure: Measure = lambda: "") -> Cost:
     """Return the cost of a study.
 
-    The seconds of a run come from the runs in the study's folder, from a past study of the same baseline (`like`), or
-    from `measure`. `jobs` runs are made at the same time; on a CPU at most one for each core.
+    The seconds of a run come from runs in the study's folder, from a past study with the same baseline (`like`), or
+    from `measure`. `jobs` runs are made at the same time; on a CPU, at most one run per core.
     """
     tuning = tuning_of(study, out)
     tried = [run.state for sweep in tuning.sweeps for point in sweep.points for run in point.runs] if tuning else []
@@ -209,19 +212,19 @@ def cost_of(study: Study, out: Path, like: Path | None = None, jobs: int = 1, me
 
 
 def is_for_cpu(plan: Plan) -> bool:
-    """Return whether the plan's runs would be made on the CPU of this machine."""
+    """Return whether the runs of the plan would use the CPU of this machine."""
     return plan.run.device in ("auto", "cpu") and choose_device(plan.run.device).type == "cpu"
 
 
 def _at_a_time(plan: Plan, jobs: int) -> int:
-    """Return how many runs are made at a time: `jobs`, but on a CPU at most one for each core."""
+    """Return how many runs are made at the same time, which is `jobs`, but on a CPU at most one run per core."""
     if not is_for_cpu(plan):
         return jobs
     return max(1, min(jobs, cores() // plan.run.threads))
 
 
 def _open_arms(study: Study, out: Path, runs: Mapping[str, list[Run]]) -> set[str]:
-    """Return the labels of the arms that may still get runs, since no planned look has stopped them."""
+    """Return the labels of the arms that can still get runs, since no interim analysis has stopped these arms."""
     if not isinstance(study.settings.seeds, SeedPlan):
         return set(runs)
     stored = serve(read_bank(out), study, runs, metric_infos(study)).runs
@@ -232,7 +235,7 @@ def _open_arms(study: Study, out: Path, runs: Mapping[str, list[Run]]) -> set[st
 
 
 def seconds_here(results: StudyResults) -> Measured | None:
-    """Return the seconds of a past study's runs if their device is like this machine's; otherwise None."""
+    """Return the run times of a past study if its device is like this machine's; otherwise None."""
     device = str(environment(choose_device("auto"))["device"])
     runs = {arm.label: [run for run in arm.runs if run.environment.get("device") == device] for arm in results.arms}
     seconds = run_seconds(runs)
@@ -244,7 +247,7 @@ def seconds_here(results: StudyResults) -> Measured | None:
 
 
 def _seconds_like(study: Study, like: Path) -> RunSeconds:
-    """Return the seconds of a past study; raise if its baseline differs."""
+    """Return the run times of a past study; raise if the baselines differ."""
     results = read_results_file(like / "results.json" if like.is_dir() else like)
     if not has_baseline(results, study.arms[0].plans[0]):
         raise UserError(
@@ -254,21 +257,21 @@ def _seconds_like(study: Study, like: Path) -> RunSeconds:
 
 
 def has_baseline(results: StudyResults, plan: Plan) -> bool:
-    """Return whether a past study has runs of this plan, with any seeds, as a baseline."""
+    """Return whether this plan, with any seeds, is the plan of a baseline in a past study."""
     known = {run.seed: run.hash for arm in results.arms if arm.role == "baseline" for run in arm.runs}
     return any(plan.model_copy(update={"seed": seed}).hash == found for seed, found in known.items())
 
 
 _SIMULATED = 2_000
 _HALF = NormalDist().inv_cdf(1 - HOPELESS_P / 2)
-"""A difference of this many standard errors has p = 0.5."""
+"""Number of standard errors at which a difference has p = 0.5."""
 
 
 def expected_seeds(counts: Sequence[int], arms: int, metrics: int) -> tuple[float, float]:
     """Return the expected number of seeds of an arm without an effect, and of the baseline.
 
-    The baseline has as many seeds as the arm with the most seeds. The numbers come from simulated studies with
-    independent metrics and normal spreads. There, an arm stops if p > 0.5 on every primary metric.
+    The baseline gets as many seeds as the arm with the most seeds. The numbers come from simulated studies with
+    independent metrics and normal spreads. In the simulation, an arm stops if p > 0.5 on every primary metric.
     """
     if not arms:
         return float(counts[0]), float(counts[0])

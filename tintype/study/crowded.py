@@ -1,7 +1,7 @@
-"""Crowded runs: runs that ran out of memory beside other runs, or whose GPU failed, and that went back to the queue.
+"""Crowded runs: runs that were returned to the queue because memory ran out beside other runs or the GPU failed.
 
-A worker ends such an attempt with the state `crowded` in the run's claim. The run has not failed: it waits, and resumes
-from its last checkpoint.
+A worker that ends such an attempt records the state `crowded` in the run's claim. The run has not failed; it waits, and
+then resumes from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -17,16 +17,19 @@ from tintype.study.results import Crowded
 from tintype.study.worker import LEASES
 
 STATE: Final = "crowded"
-"""State in the claim of an attempt that ran out of memory beside other runs, or whose GPU failed."""
+"""State in the claim of an attempt that ran out of memory beside other runs, or that lost its GPU."""
 
 
 def times_crowded(claims: Iterable[Claim]) -> int:
-    """Return how many attempts at a run ended with the state `crowded`."""
+    """Return how many attempts at a run ended in the state `crowded`."""
     return sum((claim.ended or {}).get("state") == STATE for claim in claims)
 
 
 def read_crowded(out: Path) -> list[Crowded]:
-    """Return the crowded runs of a study, sorted by arm and seed. Return none if the study's folder has no leases."""
+    """Return the crowded runs of a study, sorted by arm and seed.
+
+    Return no runs if the study's folder has no leases.
+    """
     leases, found = Leases(out / LEASES), Counter[tuple[str, int]]()
     for name in leases.disk.names(leases.folder):
         for claim in leases.history(name):

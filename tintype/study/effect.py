@@ -1,4 +1,4 @@
-"""The size of a change: relative to the baseline's mean, or in the metric's unit."""
+"""Parse the size of a change, which is relative to the baseline's mean or in the metric's unit."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Effect:
 
 
 def parse_effect(text: str, where: str) -> Effect:
-    """Parse an effect: `5%` is relative to the baseline's mean, `0.02` is in the metric's unit.
+    """Parse an effect: `5%` is relative to the baseline's mean; `0.02` is in the metric's unit.
 
-    `where` says in error messages where the text was given.
+    `where` is the source of the text, for error messages.
     """
     percent = text.strip().endswith("%")
     try:

@@ -1,4 +1,4 @@
-"""Estimated cost of a study's runs on one GPU, computed as `plan cost` does."""
+"""Estimate the cost of a study's runs on one GPU, in the same way as `plan cost`."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ class ArmEstimate:
     runs: int
     cost: PlanCost
     peak: Peak | None
-    """Peak memory of the run; None in a study that is not meant for a GPU."""
+    """Peak memory of the run; None in a study that is not planned for a GPU."""
 
 
 @dataclass(frozen=True)
 class StudyEstimate:
-    """Cost of a run of each arm. In a study that is not meant for a GPU, only the baseline is estimated."""
+    """Cost of a run of each arm. In a study that is not planned for a GPU, only the baseline is estimated."""
 
     gpu: str
     speed: Speed
     for_gpu: bool
     arms: Sequence[ArmEstimate]
     uncounted: Mapping[str, Sequence[str]]
-    """Labels of the arms whose cost is unknown, by the reason why."""
+    """Labels of the arms with unknown cost, by the reason."""
 
     @property
     def costs(self) -> dict[str, PlanCost]:
@@ -40,7 +40,7 @@ class StudyEstimate:
 
 
 def estimate_study(study: Study, gpu: str) -> StudyEstimate:
-    """Estimate what a run of each arm costs on one GPU of this kind."""
+    """Estimate the cost of a run of each arm on one GPU of this kind."""
     speed, for_gpu = estimated_speed(gpu), study.arms[0].plans[0].model.compile
     found: list[ArmEstimate] = []
     uncounted: dict[str, list[str]] = {}

@@ -1,12 +1,12 @@
-"""Factorial arms: combinations of factors, and the contrasts that show whether their effects add up.
+"""Factorial arms: make combinations of factors, and contrasts that show whether the effects of factors add up.
 
-With two or three factors, every combination of factors is an arm. With more factors, there are three kinds of arms:
-each factor alone, all factors together, and all factors but one. So the number of arms grows linearly with the number
-of factors, not as a power of two.
+With two or three factors, every combination of factors is an arm. With more factors, the arms are each factor alone,
+all factors together, and all factors but one. So the number of arms grows linearly with the number of factors, not
+exponentially.
 
 A contrast is a weighted sum of the means of arms, with weights that sum to zero. The main effect of a factor is its
-effect averaged over all pairs of arms that differ in that factor alone. An interaction is a combination's gain minus
-the sum of its parts' gains: both - first - second + baseline.
+mean effect over all pairs of arms that differ only in this factor. An interaction is a combination's gain minus the sum
+of its parts' gains, which is both - first - second + baseline.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from itertools import combinations as subsets
 
 WHOLE = 3
-"""Up to this many factors, all combinations are arms."""
+"""Up to this number of factors, all combinations are arms."""
 
 Chosen = tuple[int, ...]
-"""Indices of the factors that an arm has, ascending; empty for the baseline."""
+"""Ascending indices of the factors in an arm; empty for the baseline."""
 
 
 def combinations(factors: int) -> list[Chosen]:
-    """Return the factors of each arm, fewest first."""
+    """Return the factors of each arm, with the smallest arms first."""
     every = range(factors)
     sizes = range(1, factors + 1) if factors <= WHOLE else sorted({1, factors - 1, factors})
     return [chosen for size in sizes for chosen in subsets(every, size)] if factors else []
@@ -31,12 +31,12 @@ def combinations(factors: int) -> list[Chosen]:
 
 @dataclass(frozen=True)
 class FactorContrast:
-    """A weighted sum of arms: a main effect of one part, or an interaction of two."""
+    """A weighted sum of arms, which is either a main effect of one part or an interaction of two parts."""
 
     parts: tuple[str, ...]
-    """Names of the combined arms; for a main effect, the factor."""
+    """Names of the combined arms; for a main effect, the name of the factor."""
     weights: dict[str, float]
-    """Weights by the arms' names, which sum to zero. The baseline's name is ''."""
+    """Weights by the arms' names, which sum to zero. The name of the baseline is ''."""
 
     @property
     def name(self) -> str:
@@ -48,10 +48,10 @@ class FactorContrast:
 
 
 def contrasts(labels: Sequence[str]) -> list[FactorContrast]:
-    """Return the main effect of each factor, then the interactions.
+    """Return the main effect of each factor, followed by the interactions.
 
-    With two or three factors, every pair of factors has an interaction. With three or more, each factor also has an
-    interaction with all other factors together.
+    With two or three factors, every pair of factors has an interaction. With three or more factors, each factor also
+    has an interaction with all other factors together.
     """
     arms = combinations(len(labels))
     names = {(): "", **{chosen: " + ".join(labels[index] for index in chosen) for chosen in arms}}
@@ -69,7 +69,7 @@ def _main_effect(factor: int, names: dict[Chosen, str]) -> dict[str, float]:
 
 
 def _pairs(factors: int) -> list[tuple[Chosen, Chosen]]:
-    """Return the two parts of each interaction, as indices of factors."""
+    """Return the two parts of each interaction, as tuples of factor indices."""
     every = tuple(range(factors))
     found: list[tuple[Chosen, Chosen]] = []
     if factors <= WHOLE:

@@ -1,4 +1,4 @@
-"""Run a study from its file to its report: make the missing runs, compare all runs, write the report."""
+"""Run a study from its file to its report: make the missing runs, compare all runs, and write the report."""
 
 from __future__ import annotations
 
@@ -88,17 +88,17 @@ class StudyReport:
 
 @dataclass(frozen=True)
 class StudyOutcome:
-    """The last message of every run that was started, and the report."""
+    """The final status of every run that was started, and the report."""
 
     total: int
     last: dict[tuple[str, int], Message]
     signal: int | None
-    """The signal that stopped the study; None if none did."""
+    """The signal that stopped the study; None if no signal came."""
     report: StudyReport | None
     no_report: str = ""
-    """The reason why there is no report."""
+    """The reason why no report was written."""
     left: str = ""
-    """Description of the look that did not fit into the budget; empty if all looks were made."""
+    """Description of the interim analysis that did not fit into the budget; empty if all were made."""
 
     @property
     def done(self) -> int:
@@ -110,45 +110,52 @@ class StudyOutcome:
 
     @property
     def interrupted(self) -> bool:
-        """Return whether runs remain because of a signal to the study or to a worker."""
+        """Return whether runs are left because of a signal to the study or to a worker."""
         stopped = self.signal is not None or any(message.state == "interrupted" for message in self.last.values())
         return stopped and self.done + len(self.failed) < self.total
 
 
 class StudyProgress:
-    """Receives the progress of a study. This class shows nothing; `terminal/` has a subclass that does."""
+    """Receives the progress of a study.
+
+    This base class shows nothing; `terminal/` has a subclass that shows the progress.
+    """
 
     argv: Sequence[str] = ()
-    """The command line as it was given, for the report; empty where no command was given."""
+    """The command line as the user typed it, for the report; empty if there was no command line."""
 
     def phase(self, doing: str, kept: str) -> AbstractContextManager[Callable[[str], None]]:
-        """Return a context around a part of the work. Its value is a function that names the next part.
+        """Return a context manager for a phase of the work. The context's value is a function that sets the name of the
+        next phase.
 
-        `kept` says what an interrupted command keeps and how to resume it.
+        `kept` describes the results that an interrupted command keeps, and the way to resume it.
         """
         return nullcontext(lambda doing: None)
 
     def runs(
         self, total: int, interrupt: Interrupt, doing: str = "study"
     ) -> AbstractContextManager[Callable[[Message], None]]:
-        """Return a context around the training and scoring of `total` runs. Its value receives the runs' messages."""
+        """Return a context manager for the training and scoring of `total` runs.
+
+        The context's value is a callback for the messages of the runs.
+        """
         return nullcontext(lambda message: None)
 
     def note(self, text: str) -> None:
         """Report a note. The work continues."""
 
     def stopped(self, number: int | None, kept: str, outcome: StudyOutcome | None = None) -> None:
-        """End the call after a signal. This class raises the signal again.
+        """End the call after a signal; this base class raises the signal again.
 
-        `kept` says what is saved and how to resume; it is empty if all work was done. `number` is None if only workers
-        received the signal.
+        `kept` describes the saved results and the way to resume; it is empty if all work was done. `number` is None if
+        only workers received a signal.
         """
         if number is not None:
             signal.raise_signal(signal.Signals(number))
 
 
 SILENT = StudyProgress()
-"""Progress that shows nothing."""
+"""Progress callbacks that show nothing."""
 
 
 def run_study(
@@ -161,8 +168,8 @@ def run_study(
 ) -> StudyOutcome:
     """Make the missing runs, then write the report.
 
-    A look after the first begins only if its expected time fits into the rest of `budget_s`. `like` is a past study,
-    from which measured memory and step times of the same shapes are taken.
+    An interim analysis after the first begins only if its expected duration fits into the rest of `budget_s`. `like` is
+    a past study whose measurements of memory and step times are used for the same shapes.
     """
     if budget_s is not None and not isinstance(study.settings.seeds, SeedPlan):
         raise UserError(
@@ -206,9 +213,10 @@ def run_study(
 def _run_tuning(
     study: Study, out: Path, jobs: Jobs, interrupt: Interrupt, progress: StudyProgress
 ) -> tuple[int, dict[tuple[str, int], Message]]:
-    """Make the runs that tuning needs; return their number, and the last message of each run that was started.
+    """Make the runs that tuning needs; return their number, and the final status of each run that was started.
 
-    A grid needs all its runs at once. A sampler that learns proposes an arm's next trial when its last trial has ended.
+    A grid search makes all its runs at once. A sampler that learns proposes an arm's next trial after the arm's last
+    trial has ended.
     """
     tried: set[tuple[str, int]] = set()
     last: dict[tuple[str, int], Message] = {}
@@ -224,7 +232,7 @@ def _run_tuning(
 
 
 def prepare_study(study: Study, out: Path, progress: StudyProgress = SILENT) -> None:
-    """Check a study and make its folder, for workers that start elsewhere."""
+    """Check a study and make its folder for workers that are started elsewhere."""
     with locked(out):
         _prepare(study, out, progress)
 
@@ -241,7 +249,7 @@ def _prepare(study: Study, out: Path, progress: StudyProgress) -> None:
 
 
 def missing_files(study: Study) -> list[str]:
-    """Return a line for each missing file of a stored study that a command in its README makes."""
+    """Return a line for each missing file of a stored study that can be made by a command in the study's README."""
     missing = [path for path in study.made_by if not Path(path).expanduser().exists()]
     return [f"{path} is not here; this makes it: {study.made_by[path]}" for path in missing]
 
@@ -253,11 +261,11 @@ def _refuse_missing_files(study: Study) -> None:
 
 @dataclass(frozen=True)
 class WorkOutcome:
-    """The last message of every run of this worker."""
+    """The final status of every run of this worker."""
 
     last: dict[tuple[str, int], Message]
     signal: int | None
-    """The signal that stopped the worker; None if none did."""
+    """The signal that stopped the worker; None if no signal came."""
     spent: bool = False
     """Whether the remaining runs need a new process, since this process ran out of GPU memory or lost its GPU."""
 
@@ -274,11 +282,11 @@ def work_on_study(
     expiry_s: float = EXPIRY_S,
     jobs: Jobs = 1,
 ) -> WorkOutcome:
-    """Make the runs of a study that no other worker makes, until no run is left or a signal comes.
+    """Make the runs of a study that no other worker is making, until no run is left or a signal comes.
 
-    `run` is the beginning of a run's hash. Only that run is made, even if it has failed before. With `wait` the worker
-    also waits for the next planned look, and for other workers' runs, since these workers may die. With several `jobs`,
-    each job is a worker process; a single job runs in this process.
+    `run` is a prefix of a run's hash; only this run is made, even if an earlier attempt has failed. With `wait`, the
+    worker also waits for the next interim analysis, and for other workers' runs, since another worker may die. With
+    several `jobs`, each job is a worker process; a single job runs in this process.
     """
     if not (out / STUDY).is_file():
         raise UserError(
@@ -319,7 +327,7 @@ def work_on_study(
 
 
 def _unsettled(study: Study, out: Path) -> list[Task]:
-    """Return the runs of the present look that have not ended, by the study's files alone."""
+    """Return the unfinished runs of the present interim analysis, which depend only on the study's files."""
     ask_trials(study, out)
     tuning = tuning_of(study, out)
     tasks = tuning_tasks(study, out) if untuned_words(tuning) else next_runs(tuned(study, tuning), out, None).tasks
@@ -327,7 +335,7 @@ def _unsettled(study: Study, out: Path) -> list[Task]:
 
 
 def _choose_task(study: Study, out: Path, run: str) -> Task:
-    """Return the run whose hash begins with this text."""
+    """Return the run whose hash begins with this prefix."""
     tasks = [*tuning_tasks(study, out), *tasks_of(tuned(study, tuning_of(study, out)), out)]
     found = {task.plan.hash: task for task in tasks if task.plan.hash.startswith(run)}
     if len(found) != 1:
@@ -340,14 +348,14 @@ def _choose_task(study: Study, out: Path, run: str) -> Task:
 
 
 def _check_data(study: Study, tasks: Sequence[Task]) -> list[Task]:
-    """Raise if a study cannot be trained or scored on its data; return the tasks that are not trained yet."""
+    """Raise if a study cannot be trained or scored on its data; return the tasks that have not been trained."""
     untrained = [task for task in tasks if not task.record.is_trained]
     check_study(study, {task.plan.hash for task in tasks} - {task.plan.hash for task in untrained})
     return untrained
 
 
 def _check_devices(tasks: Sequence[Task]) -> None:
-    """Raise if this machine cannot train these runs. This is not checked for a study that is only prepared."""
+    """Raise if this machine cannot train these runs. This check is skipped for a study that is only prepared."""
     for task in tasks:
         if not task.record.is_trained:
             try:
@@ -357,7 +365,7 @@ def _check_devices(tasks: Sequence[Task]) -> None:
 
 
 def _check_weights(tasks: Sequence[Task], untrained: Sequence[Task]) -> None:
-    """Find and load the weights from which the tasks start, so that errors occur before the first step."""
+    """Find and load the initial weights of the tasks, so that errors occur before the first step."""
     _check_latents_folder([task.plan for task in tasks])
     for task in untrained:
         if task.plan.start is not None and task.parent is None:
@@ -368,20 +376,20 @@ def _check_weights(tasks: Sequence[Task], untrained: Sequence[Task]) -> None:
 
 @dataclass(frozen=True)
 class NextRuns:
-    """The runs that a study makes next, and all of its runs."""
+    """The next runs of a study, and all of its runs."""
 
     tasks: list[Task]
     runs: Runs
     words: str = ""
-    """The planned look of these runs; empty with fixed seeds."""
+    """The interim analysis of these runs; empty with fixed seeds."""
 
 
 def next_runs(study: Study, out: Path, tried: Collection[tuple[str, int]] | None = ()) -> NextRuns:
-    """Return the next runs of a study, without those that were `tried`, from the study's files alone.
+    """Return the next runs of a study, without the runs in `tried`, from the study's files alone.
 
-    If `tried` is None, failed runs count as ended. With fixed seeds, the next runs are all runs. With planned looks,
-    they are the runs of the look in progress; none if every arm has stopped or has all its seeds. Runs of earlier looks
-    that were interrupted during their scores along training come first.
+    If `tried` is None, failed runs count as ended. With fixed seeds, the next runs are all runs. With interim analyses,
+    the next runs are the runs of the analysis in progress; there are none if every arm has stopped or has all its
+    seeds. Runs of earlier interim analyses come first if they were interrupted while they were scored during training.
     """
     wanted, words, runs = study, "", standing_runs(study, out)
     if isinstance(study.settings.seeds, SeedPlan):
@@ -403,14 +411,17 @@ def _arms(study: Study) -> str:
 
 
 def _seconds_of_new(wanted: NextRuns, after: Runs) -> float:
-    """Return the seconds of the runs that finished in this command."""
+    """Return the seconds of the runs that this command has finished."""
     before = {run.hash for some in wanted.runs.values() for run in some if run.state == "done"}
     new = [run for some in after.values() for run in some if run.state == "done" and run.hash not in before]
     return sum(run.train_s + run.evaluate_s for run in new)
 
 
 def _check_latents_folder(plans: Sequence[Plan]) -> None:
-    """Raise if several tokenizers or sizes share one folder of latents. By default each has its own."""
+    """Raise if several tokenizers or image sizes use the same folder of latents.
+
+    By default, each tokenizer and image size has a separate folder.
+    """
     kept = [
         plan
         for plan in plans
@@ -425,9 +436,9 @@ def _check_latents_folder(plans: Sequence[Plan]) -> None:
 
 
 def _fetch_weights(untrained: Sequence[Plan]) -> None:
-    """Load tokenizers, teachers and perceptual losses once, so that problems show before the first step.
+    """Load tokenizers, teachers and perceptual losses once, so that problems appear before the first step.
 
-    Text encoders may have billions of weights: only their package is checked.
+    Text encoders may have billions of weights, so only their package is checked.
     """
     for text in dict.fromkeys(plan.text for plan in untrained):
         text.check_packages()
@@ -440,7 +451,7 @@ def _fetch_weights(untrained: Sequence[Plan]) -> None:
 
 
 def _note_lost_scores(tasks: Sequence[Task], progress: StudyProgress) -> None:
-    """Note the runs that lack scores along training, since they were trained before the study asked for these."""
+    """Log a note about runs without scores during training, because they were trained before `score_at` was set."""
     lost = {task: lost_steps(task.folder, task.along.steps, task.along.protocol) for task in tasks if task.along}
     runs = [f"{task.arm}, seed {task.plan.seed}" for task, steps in lost.items() if steps]
     if runs:
@@ -452,7 +463,7 @@ def _note_lost_scores(tasks: Sequence[Task], progress: StudyProgress) -> None:
 
 
 def report_study(out: Path, progress: StudyProgress = SILENT, without_data: bool = False) -> StudyReport:
-    """Compare the runs of a study again, and write its report; from results.json if the run folders are missing."""
+    """Compare the runs of a study again, and write its report; if run folders are missing, use results.json."""
     if not (out / STUDY).is_file():
         raise UserError(f"{out} is not a study (no {STUDY})", "`tintype ablate STUDY --out DIR` makes one")
     if not (out / "runs").is_dir() and finished_runs(out / RESULTS):
@@ -467,7 +478,7 @@ def report_study(out: Path, progress: StudyProgress = SILENT, without_data: bool
 
 
 def _report_stored(out: Path, progress: StudyProgress, without_data: bool) -> StudyReport:
-    """Write the report of a study without run folders."""
+    """Write the report of a study without using run folders."""
     progress.note(
         f"{out / 'runs'} does not exist: the runs are read from {RESULTS}, and the images from the report.html that "
         "is there"
@@ -479,7 +490,7 @@ def _report_stored(out: Path, progress: StudyProgress, without_data: bool) -> St
 
 
 def _recomputed(out: Path, progress: StudyProgress) -> StudyResults:
-    """Return the results of a study, with comparisons made again from the runs in results.json."""
+    """Return the results of a study, with new comparisons of the runs in results.json."""
     stored = read_results_file(out / RESULTS)
     try:
         return recompute(tuned(untuned_study(out), stored.tuning), stored, made_looks(out))
@@ -491,9 +502,9 @@ def _recomputed(out: Path, progress: StudyProgress) -> StudyResults:
 
 
 def _loss_of_results(study: Study, out: Path) -> str:
-    """Return why a new report would lose results; empty if it would not.
+    """Return the reason why a new report would lose results; empty if it would not.
 
-    This is so if the new report would have no finished run, although the last report had some.
+    A new report would lose results if it had no finished run, although the last report had finished runs.
     """
     plans = [plan for arm in study.arms for plan in arm.plans]
     files = [result_file(out / "runs" / plan.hash, study.settings.evaluation, plan.train.steps) for plan in plans]
@@ -521,15 +532,15 @@ def _report(study: Study, out: Path, progress: StudyProgress, without_data: bool
 
 @dataclass(frozen=True)
 class ReplicationPlan:
-    """Runs of a replication: the arms with verdicts, and their baselines, on fresh seeds."""
+    """Runs of a replication: fresh seeds of the arms with verdicts and of their baselines."""
 
     study: Study
     folder: Path
-    """Folder of the fresh runs."""
+    """Folder of the runs on fresh seeds."""
     seeds: list[int]
     claims: list[Claim]
     results: StudyResults
-    """Results of the study itself."""
+    """Results of the study that is replicated."""
 
     @property
     def tasks(self) -> list[Task]:
@@ -565,17 +576,20 @@ def _claims_to_hold(out: Path, results: StudyResults) -> list[Claim]:
 
 
 def _seeds_read(results: StudyResults, before: Replication | None) -> list[int]:
-    """Return the seeds of a replication whose folder was moved away. Their results were seen, so they are not fresh."""
+    """Return the seeds of a replication whose folder was moved away.
+
+    The results of these seeds were seen, so the seeds are not fresh.
+    """
     return results.replication.seeds if before is None and results.replication else []
 
 
 @dataclass(frozen=True)
 class StoredReplication:
-    """A replication that uses the runs of a finished study."""
+    """A replication with the runs of a finished study."""
 
     fresh: FreshRuns
     claims: list[Claim]
-    """Verdicts that are tested again: those on arms in both studies."""
+    """Verdicts to test again, which are the verdicts on arms of both studies."""
     results: StudyResults
     source: str
     """Name of the finished study."""
@@ -607,7 +621,7 @@ def plan_replication_from(out: Path, path: Path, progress: StudyProgress = SILEN
 
 
 def replicate_from(out: Path, path: Path, progress: StudyProgress = SILENT) -> StudyReport:
-    """Test each verdict of a study on the runs of another finished study, and write the report again. Runs nothing."""
+    """Test each verdict of a study on the runs of another finished study, and rewrite the report. Runs nothing."""
     with locked(out):
         planned = plan_replication_from(out, path, progress)
         rows = compare_fresh(planned.fresh.study, planned.fresh.runs, [claim.key for claim in planned.claims])
@@ -622,7 +636,7 @@ def replicate_from(out: Path, path: Path, progress: StudyProgress = SILENT) -> S
 
 
 def replicate_study(out: Path, count: int, jobs: Jobs, progress: StudyProgress = SILENT) -> StudyOutcome:
-    """Test each verdict of a study on `count` fresh seeds, and write its report again with the outcomes."""
+    """Test each verdict of a study on `count` fresh seeds, and rewrite the report with the outcomes."""
     planned = plan_replication(out, count, progress)
     fresh, tasks, claims = planned.study, planned.tasks, planned.claims
     with locked(out):
@@ -642,13 +656,13 @@ def replicate_study(out: Path, count: int, jobs: Jobs, progress: StudyProgress =
 
 
 def seeds_in(out: Path) -> list[int]:
-    """Return the seeds of all runs in a study's folder, including those of removed arms."""
+    """Return the seeds of all runs in a study's folder, including runs of removed arms."""
     plans = [read_yaml(file.read_text(), str(file)).data for file in (out / "runs").glob("*/plan.yaml")]
     return [seed for plan in plans if isinstance(plan, dict) and isinstance(seed := plan.get("seed"), int)]
 
 
 def _fresh_study(out: Path, seeds: Sequence[int], results: StudyResults) -> Study:
-    """Return the study of a folder with other seeds and no control."""
+    """Return the study in a folder, but with other seeds and without the control."""
     return tuned(untuned_study(out, {"seeds": tuple(seeds), "control_seeds": ()}), results.tuning)
 
 
@@ -659,10 +673,10 @@ def _report_replicated(out: Path, results: StudyResults, progress: StudyProgress
 
 
 def study_with_arm(out: Path, arm: ArmSettings, seeds: Sequence[int], control_seeds: Sequence[int]) -> Study:
-    """Return the study of a folder with one more arm, the last, and with these seeds.
+    """Return the study in a folder, but with these seeds and an additional last arm.
 
-    If the study was tuned, its baseline has the chosen values, and the other arms are left out, since they have their
-    own chosen values.
+    If the study was tuned, its baseline gets the chosen values. The other arms are left out, since each has its own
+    chosen values.
     """
     study = stored_study(out)
     if any(one.name == arm.label for one in study.arms):
@@ -687,7 +701,7 @@ def study_with_arm(out: Path, arm: ArmSettings, seeds: Sequence[int], control_se
 
 
 def check_runs(study: Study, tasks: Sequence[Task], progress: StudyProgress = SILENT) -> None:
-    """Raise before the first run if a run cannot be trained or scored."""
+    """Raise before the first run if any run cannot be trained or scored."""
     _check_devices(tasks)
     with progress.phase("checking the data and the weights", "no run was started; run the same command again"):
         _check_weights(tasks, _check_data(study, tasks))
@@ -696,13 +710,13 @@ def check_runs(study: Study, tasks: Sequence[Task], progress: StudyProgress = SI
 def run_more(
     tasks: Sequence[Task], protocol: Protocol, jobs: Jobs, interrupt: Interrupt, progress: StudyProgress = SILENT
 ) -> dict[tuple[str, int], Message]:
-    """Make these runs of a study; return the last message of each run that was started."""
+    """Make these runs of a study; return the final status of each run that was started."""
     with progress.runs(len(tasks), interrupt, "proposal") as on_message:
         return run_tasks(tasks, protocol, jobs, interrupt, on_message)
 
 
 def choose_run(folder: Path, arm: str | None, seed: int | None) -> Task:
-    """Return the run of an arm and a seed, by default the arm's first seed. A study's only arm needs no name."""
+    """Return the run of an arm and a seed, by default the first seed; the name of a study's only arm can be omitted."""
     study = stored_study(folder)
     chosen = _choose_arm(study, folder, arm)
     seeds = [plan.seed for plan in chosen.plans]
@@ -735,7 +749,7 @@ def _choose_arm(study: Study, folder: Path, name: str | None) -> ArmPlan:
 
 
 def list_arms(arms: Sequence[ArmPlan]) -> str:
-    """Return a line for each arm: the option that chooses it, and its seeds."""
+    """Return a line for each arm with the option that selects the arm, and with the arm's seeds."""
     return "\n".join(
         f"  {option('arm', arm.label)}  (seeds {listed_seeds([plan.seed for plan in arm.plans])})" for arm in arms
     )

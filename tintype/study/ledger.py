@@ -1,13 +1,14 @@
-"""Ledger of the proposals to a study: the error that each proposal may spend, and its answer.
+"""Record the proposals to a study in a ledger, with the error that each proposal may spend, and its answer.
 
-If many changes are tested one after another, some win by chance. So all proposals to a study share one error of 5%. In
-a chain of any length, the probability of keeping any change without a gain is at most 5%. Proposal i may spend
-5% · 10 / ((9 + i)(10 + i)), its level; all levels sum to 5%. So the bound holds by Bonferroni's inequality, although
-proposals share the baseline's runs. A proposal spends its level when it begins, whether it wins, loses or is
-interrupted.
+If many changes are tested one after another, some changes win by chance. So all proposals to a study share one error of
+5%. In a chain of any length, the probability of keeping any useless change is at most 5%. Proposal number i may spend
+5% · 10 / ((9 + i)(10 + i)), which is its level; all levels sum to 5%. So the bound of 5% holds by Bonferroni's
+inequality, although all proposals use the same baseline runs. A proposal spends its level when it begins, whether it
+wins, loses or is interrupted.
 
-The ledger only grows. Each line has the hash of the line before it. A second file has the number of lines and the hash
-of the last line. So a changed, removed or moved line is detected, and so is a truncated ledger.
+Lines are only added to the ledger, never removed. Each line has the hash of the line before it. A second file contains
+the number of lines and the hash of the last line. So a changed, removed or moved line and a truncated ledger are
+detected.
 """
 
 from __future__ import annotations
@@ -23,11 +24,14 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from tintype.runtime.files import append_line, checksum_of, damaged, flush, read_checked, read_lines, write_checked
 
 FOLDER = "proposals"
-"""Folder in a study's folder with the ledger and the plans of kept proposals."""
+"""Subfolder of a study's folder with the ledger and the plans of kept proposals."""
 ERROR = 0.05
-"""The chance of any false `keep` in a chain of proposals."""
+"""The probability of any false `keep` in a chain of proposals."""
 FLATNESS = 10
-"""How slowly the levels fall. A larger value gives lower levels to early proposals and higher levels to late ones."""
+"""Constant that sets how slowly the levels fall.
+
+A larger value gives lower levels to early proposals and higher levels to late ones.
+"""
 _LEDGER, _HEAD = "ledger.jsonl", "head.json"
 _REMEDY = (
     "put the ledger back from a copy. Without it nobody knows what the proposals have spent, so no other is judged "
@@ -36,12 +40,12 @@ _REMEDY = (
 
 
 def level_of(number: int) -> float:
-    """Return how much of the error the proposal of this number, from 1 on, may spend."""
+    """Return the fraction of the error that the proposal with this number, from 1 on, may spend."""
     return ERROR * FLATNESS / ((FLATNESS + number - 1) * (FLATNESS + number))
 
 
 def left_after(number: int) -> float:
-    """Return how much of the error all proposals after this number may spend together."""
+    """Return the fraction of the error that all proposals after this number may spend together."""
     return ERROR * FLATNESS / (FLATNESS + number)
 
 
@@ -50,15 +54,15 @@ class _Entry(BaseModel):
 
 
 class LookSeeds(_Entry):
-    """Seeds that are compared at one look at a proposal."""
+    """Seeds that one interim analysis of a proposal compares."""
 
     arm: tuple[int, ...]
     baseline: tuple[int, ...]
-    """Seeds of the arm, taken from the seeds of the study at the first proposal."""
+    """Seeds of the arm, chosen from the seeds of the study at the first proposal."""
 
 
 class Begun(_Entry):
-    """First line of a ledger: the reference of all proposals, fixed before the first result."""
+    """First line of a ledger, which fixes the reference of all proposals before the first result."""
 
     kind: Literal["begun"] = "begun"
     baseline: str
@@ -69,11 +73,11 @@ class Begun(_Entry):
     """Metrics in which a proposal must not be worse."""
     looks: tuple[LookSeeds, ...]
     control: tuple[int, ...]
-    """Seeds of the control's runs, which have the baseline's plan and count as its runs."""
+    """Seeds of the control's runs, which have the baseline's plan and count as baseline runs."""
 
 
 class Charged(_Entry):
-    """A proposal that has begun, and so has spent its level."""
+    """A proposal that has begun and has therefore spent its level."""
 
     kind: Literal["charged"] = "charged"
     number: int
@@ -81,7 +85,7 @@ class Charged(_Entry):
     set: tuple[str, ...]
     techniques: tuple[str, ...]
     plan: str
-    """Hash of its plan with seed 0."""
+    """Hash of the proposal's plan with seed 0."""
     level: float
     date: str
 
@@ -96,7 +100,7 @@ class Answered(_Entry):
     seeds: int
     """Seeds of the arm that were compared."""
     comparisons: dict[str, dict[str, Any]]
-    """The comparison with the baseline by metric, as results.json writes them."""
+    """The comparison with the baseline for each metric, in the format of results.json."""
 
 
 Entry = Annotated[Begun | Charged | Answered, Field(discriminator="kind")]
@@ -105,7 +109,7 @@ _ENTRIES: TypeAdapter[Begun | Charged | Answered] = TypeAdapter(Entry)
 
 @dataclass(frozen=True)
 class Ledger:
-    """The lines of a ledger, oldest first, and the hash of the last."""
+    """The lines of a ledger, oldest first, and the hash of the last line."""
 
     folder: Path
     entries: tuple[Begun | Charged | Answered, ...] = ()
@@ -123,26 +127,29 @@ class Ledger:
         return next((one for one in self.entries if isinstance(one, Answered) and one.number == number), None)
 
     def by_plan(self, plan: str) -> Charged | None:
-        """Return the proposal of this plan, whatever its name."""
+        """Return the proposal with this plan, even under another name."""
         return next((one for one in self.charged if one.plan == plan), None)
 
     def by_name(self, name: str) -> Charged | None:
         return next((one for one in self.charged if one.name == name), None)
 
     def begin(self, begun: Begun) -> Ledger:
-        """Return the ledger after its first line is written; unchanged if it has one."""
+        """Write the first line unless the ledger has one, and return the ledger."""
         return self if self.begun is not None else self._with(begun)
 
     def charge(self, entry: Charged) -> Ledger:
-        """Return the ledger after one more proposal is dated and written."""
+        """Write one more proposal with its date, and return the ledger."""
         return self._with(entry.model_copy(update={"date": datetime.now(UTC).isoformat(timespec="seconds")}))
 
     def record(self, answered: Answered) -> Ledger:
-        """Return the ledger after an answer is written."""
+        """Write an answer, and return the ledger."""
         return self._with(answered)
 
     def _with(self, entry: Begun | Charged | Answered) -> Ledger:
-        """Append a line, then record its number and hash in the second file. A kill in between loses nothing."""
+        """Append a line, then record the number of lines and the line's hash in the second file.
+
+        If the process is killed between the two writes, nothing is lost.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         line = {**entry.model_dump(mode="json"), "previous": self.hash}
         append_line(self.folder / _LEDGER, line)
@@ -153,9 +160,9 @@ class Ledger:
 
 
 def read_ledger(out: Path, vouched: bool = False) -> Ledger:
-    """Return the ledger of a study; empty if there was no proposal.
+    """Return the ledger of a study; empty if there were no proposals.
 
-    Raise `DamagedFileError` if its content was changed. `vouched`: proposals are known to exist.
+    Raise `DamagedFileError` if the content of the ledger was changed. `vouched`: a study is known to have proposals.
     """
     folder = out / FOLDER
     file = folder / _LEDGER

@@ -1,17 +1,20 @@
-"""Looks at a study: the seeds that are compared together, each look's share of the error, and their replay.
+"""Interim analyses (looks) of a study: the seeds that are compared together, each analysis's share of the error, and
+the replay of past analyses.
 
-Reading a study's results, adding seeds and reading them again is a second chance for a false verdict. So each look has
-its own share of the study's error of 5%, and the shares of all looks sum to at most one. By Bonferroni's inequality,
-the study's error then stays within 5%, however the looks depend on each other. A study that plans its looks (`seeds:
-{first: 4, most: 16}`) shares all of its error among them, in proportion to their seeds. A study with fixed seeds spends
-80% of its error at its first look. Each later look, which was not planned, gets half of the rest. docs/statistics.md
-compares such shares.
+Reading a study's results, adding seeds and reading the results again gives a second chance for a false verdict. So each
+interim analysis has its own share of the study's error of 5%, and all shares sum to at most one. By Bonferroni's
+inequality, the study's error then stays within 5%, for any dependence between the interim analyses. A study with
+planned interim analyses (`seeds: {first: 4, most: 16}`) divides all of its error among them, in proportion to their
+seeds. A study with fixed seeds spends 80% of its error at its first analysis. Each later analysis, which was not
+planned, gets half of the remaining error. docs/statistics.md compares such shares.
 
-The share of a look is split among a family of comparisons, which is recorded with the look and never shrinks. Otherwise
-a user could remove all but the best arms and test these at a higher level. Arms that are added on seeds of an earlier
-look form another look, with a family of their own. So no earlier verdict changes.
+The share of an interim analysis is divided among a family of comparisons, which is recorded with the analysis and never
+shrinks. Otherwise a user could remove all but the best arms and test the remaining arms at a higher level. If arms are
+added on seeds of an earlier analysis, they form another analysis with a separate family. So earlier verdicts never
+change.
 
-A verdict is a pure function of the runs and the looks: the first look that decides a comparison is final.
+A verdict is a pure function of the runs and the interim analyses, since the first analysis that decides a comparison is
+final.
 """
 
 from __future__ import annotations
@@ -31,12 +34,11 @@ from tintype.study.stats.contrast import Key, Kind
 from tintype.study.stats.family import planned_shares, unplanned_shares
 
 CONTROL_OFFSET = 1_000
-"""Distance of the control's first seed from the arms' seeds, if a study plans its looks. Such a study has fewer seeds.
-"""
+"""Distance between the first seeds of the control and the arms if interim analyses are planned."""
 LOOKS_FILE = "looks.json"
-"""File in a study's folder: the seeds and the family of each look that was made, oldest first."""
+"""File in a study's folder with the seeds and the family of each past interim analysis, oldest first."""
 DECIDED = ("better", "worse", "same", "unstable")
-"""Verdicts that stay once a look reaches them; "unstable" only if the arm's own runs collapsed."""
+"""Verdicts that are final after an interim analysis; "unstable" is final only if the arm's own runs collapsed."""
 
 
 class SeedPlan(Settings):
@@ -64,7 +66,7 @@ class SeedPlan(Settings):
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Return the number of seeds at each look."""
+        """Return the number of seeds at each interim analysis."""
         if self.looks:
             return self.looks
         counts = [self.first]
@@ -74,7 +76,7 @@ class SeedPlan(Settings):
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """Return the seeds that an arm may get."""
+        """Return all seeds that an arm can get."""
         return tuple(range(self.start, self.start + self.most))
 
     @property
@@ -84,7 +86,7 @@ class SeedPlan(Settings):
 
 @dataclass(frozen=True)
 class Look:
-    """The seeds that are compared together, and the share of the study's error that this comparison may spend."""
+    """The seeds that are compared together, and the share of the study's error for this comparison."""
 
     seeds: tuple[int, ...]
     control_seeds: tuple[int, ...]
@@ -96,7 +98,7 @@ class Look:
 
 
 def planned_looks(plan: SeedPlan) -> list[Look]:
-    """Return the looks of a study that plans them."""
+    """Return the interim analyses of a study that plans them."""
     shares = planned_shares(plan.counts)
     return [
         Look(plan.seeds[:count], plan.control_seeds[:count], share)
@@ -105,13 +107,13 @@ def planned_looks(plan: SeedPlan) -> list[Look]:
 
 
 def unplanned_looks(read: Sequence[SeedSet]) -> list[Look]:
-    """Return the looks at a study with fixed seeds, oldest first."""
+    """Return the interim analyses of a study with fixed seeds, oldest first."""
     shares = unplanned_shares(len(read))
     return [Look(tuple(one.seeds), tuple(one.control_seeds), share) for one, share in zip(read, shares, strict=True)]
 
 
 class FamilyRow(Settings):
-    """The comparisons of one arm, trend or factor in a look's family."""
+    """The comparisons of one arm, trend or factor in the family of an interim analysis."""
 
     arm: str
     resolution: str = ""
@@ -124,7 +126,7 @@ class FamilyRow(Settings):
 
 
 class MadeLook(SeedSet):
-    """A look at a study: the seeds that are read together, and the comparisons that share its error."""
+    """An interim analysis of a study, with its seeds, and with the comparisons that share its error."""
 
     family: list[FamilyRow]
 
@@ -142,15 +144,15 @@ class MadeLook(SeedSet):
 
 
 def every_key(read: Iterable[MadeLook], planned: Iterable[Key]) -> list[Key]:
-    """Return the comparisons that the study plans now, and those of all its looks."""
+    """Return the comparisons that the study plans at present, and the comparisons of all its interim analyses."""
     return list(dict.fromkeys([*planned, *(key for one in read for key in one.keys)]))
 
 
 def with_look(read: Sequence[MadeLook], seeds: SeedSet, planned: Sequence[Key]) -> list[MadeLook]:
-    """Return the looks with one more look; unchanged if its seeds were read before and no comparison is new.
+    """Add an interim analysis and return the list; unchanged if its seeds were read before and no comparison is new.
 
-    The family of a new look has every comparison that the study makes now or ever made, except those already read on
-    these seeds.
+    The family of the new analysis has all present and past comparisons of the study, except comparisons that were
+    already read on these seeds.
     """
     same = [one for one in read if (one.seeds, one.control_seeds) == (seeds.seeds, seeds.control_seeds)]
     paid = {key for one in same for key in one.keys}
@@ -160,12 +162,15 @@ def with_look(read: Sequence[MadeLook], seeds: SeedSet, planned: Sequence[Key]) 
 
 
 def is_decided(row: Comparison) -> bool:
-    """Return whether a verdict is final. A verdict that is open because baseline runs collapsed is not final."""
+    """Return whether a verdict is final. A verdict that is open because of collapsed baseline runs is not final."""
     return row.verdict in DECIDED and (row.verdict != "unstable" or bool(row.collapsed))
 
 
 def replay(rows_of_looks: Iterable[Mapping[Key, Comparison]]) -> dict[Key, Comparison]:
-    """Return each comparison as of the first look that decided it. Undecided comparisons are as of their last look."""
+    """Return each comparison as of the first interim analysis that decided the comparison.
+
+    Undecided comparisons have the values of their last interim analysis.
+    """
     found: dict[Key, Comparison] = {}
     last: dict[Key, Comparison] = {}
     for number, rows in enumerate(rows_of_looks, 1):
@@ -177,14 +182,17 @@ def replay(rows_of_looks: Iterable[Mapping[Key, Comparison]]) -> dict[Key, Compa
 
 
 def _with_later_collapses(row: Comparison, last: Comparison) -> Comparison:
-    """Return a row that also lists runs which only the last look shows as collapsed. The verdict ignores these runs."""
+    """Return a row that also lists the collapsed runs that only the last interim analysis detected.
+
+    These runs do not affect the verdict.
+    """
     later = [seed for seed in last.collapsed if seed not in row.collapsed]
     of_baseline = [seed for seed in last.baseline_collapsed if seed not in row.baseline_collapsed]
     return row.model_copy(update={"collapsed_later": later, "baseline_collapsed_later": of_baseline})
 
 
 def describe_looks(looks: Sequence[LookInfo], planned: bool) -> str:
-    """Return how the error is shared among looks, as a sentence for the report's method."""
+    """Describe how the error is divided among interim analyses, in a sentence for the report's method."""
     if planned:
         shares = [f"{100 * look.share:.0f}%" for look in looks]
         counts = [str(len(look.seeds)) for look in looks]
@@ -205,7 +213,7 @@ def describe_looks(looks: Sequence[LookInfo], planned: bool) -> str:
 
 
 def listed_seeds(seeds: Sequence[int]) -> str:
-    """Write seeds in a line; four or more that follow each other as "0 to 31"."""
+    """Format seeds on one line; four or more consecutive seeds are written as "0 to 31"."""
     words, start = list[str](), 0
     for end in range(1, len(seeds) + 1):
         if end == len(seeds) or seeds[end] != seeds[end - 1] + 1:
@@ -220,7 +228,7 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def read_looks(out: Path) -> list[MadeLook] | None:
-    """Return each look made at a study; None if none was recorded."""
+    """Return each past interim analysis of a study; None if no analysis was recorded."""
     file = out / LOOKS_FILE
     if not file.exists():
         return None

@@ -1,4 +1,4 @@
-"""The method of a study's comparison, in words."""
+"""Describe in words how a study compares its arms."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from tintype.study.study import Study
 def describe_method(
     study: Study, family: Sequence[Key], planned: Collection[Key], metrics: Mapping[str, MetricInfo]
 ) -> str:
-    """Return how intervals and verdicts were computed, for the report. The `family` shares the study's error."""
+    """Describe how intervals and verdicts were computed, for the report.
+
+    The comparisons in `family` share the study's error.
+    """
     settings, resolutions = study.settings, study.by_resolution()
     control = any(arm.role == "control" for arm in study.arms)
     tested = [key for key in family if is_tested(key.metric)]
@@ -38,14 +41,14 @@ def describe_method(
 
 
 def margin_list(analysis: AnalysisSettings, metrics: Mapping[str, MetricInfo]) -> str:
-    """List the margins of a study's metrics: the default margin, then the margins of metrics that differ from it."""
+    """Describe the margins of a study's metrics: first the default margin, then margins that differ from it."""
     sizes = {name: analysis.margin_words(name, info.margin) for name, info in metrics.items() if is_tested(name)}
     usual = analysis.margin or Counter(sizes.values()).most_common(1)[0][0]
     return ", ".join([usual, *(f"{size} of {name}" for name, size in sizes.items() if size != usual)])
 
 
 def _between_words(study: Study) -> list[str]:
-    """List the arms that are compared with each other; empty if the study declares none."""
+    """Describe which arms are compared with each other; empty if the study declares no such pairs."""
     if not (declared := study.settings.compare):
         return []
     pairs = "; ".join(f"{first} against {second}" for first, second in declared)
@@ -53,7 +56,7 @@ def _between_words(study: Study) -> list[str]:
 
 
 def describe_bank(bank: Bank | None) -> str:
-    """Describe how stored runs of the baseline are used; empty if none are."""
+    """Describe how stored runs of the baseline are used; empty if none are used."""
     if bank is None or not bank.served:
         return ""
     apart, names = [one for one in bank.checks if not one.agrees], ", ".join(one.study for one in bank.sources)
@@ -76,7 +79,7 @@ def _factor_words(study: Study) -> list[str]:
 
 
 def _not_compared(study: Study) -> list[str]:
-    """Return a sentence for each reason and metric."""
+    """Return one sentence for each pair of reason and metric."""
     meanings = definitions(study.settings.evaluation)
     arms: dict[tuple[str, str], list[str]] = {}
     for key, reason in incomparable(study).items():
@@ -96,10 +99,10 @@ def method_words(
     tokens: Sequence[int] = (),
     fewest: int | None = None,
 ) -> str:
-    """Return the method's sentences.
+    """Return the sentences that describe the method.
 
-    `margins` describes the margins. `tokens` has the token counts if there are several resolutions. If planned looks
-    stop arms early, `fewest` is the smallest number of seeds of an arm.
+    `margins` is a description of the margins. `tokens` has the token counts if there are several resolutions. If
+    interim analyses stop arms early, `fewest` is the smallest number of seeds of any arm.
     """
     level = 1 - CONFIDENCE
     text = template("tintype.study", "method.j2", finalize=_as_it_is).render(
@@ -117,5 +120,5 @@ def method_words(
 
 
 def _as_it_is(value: object) -> Markup:
-    """Keep plain text, which reports escape."""
+    """Return plain text unchanged, since reports escape it themselves."""
     return Markup(str(value))

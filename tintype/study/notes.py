@@ -1,7 +1,7 @@
-"""Notes on a study's results: what a reader should know before relying on a verdict.
+"""Make notes on a study's results that a reader should know before relying on a verdict.
 
-A note has a kind, arguments, and one or two sentences. HTML, Markdown, the terminal, the live page, JSON and the
-library all show the notes of `notes_of`. Each escapes the text in its own way.
+A note has a kind, arguments, and one or two sentences. All output formats (HTML, Markdown, the terminal, the live page,
+JSON and the library) show the notes that `notes_of` returns. Each output format escapes the text in its own way.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from tintype.study.stats.estimate import MOST_SEEDS
 
 DECIDE = "decide by what you need"
 FEW_SEEDS = 5
-"""With fewer seeds, a note calls a study's verdicts a sketch."""
+"""If a study has fewer seeds, a note calls its verdicts a sketch."""
 _UNEVEN = 1.5
-"""Speeds are not compared if the fastest run of a plan is this many times as fast as its slowest."""
+"""Speeds are not compared if the fastest run of a plan is this many times as fast as the plan's slowest run."""
 _CONTROL = "The control (the baseline with other seeds)"
 _OUTCOMES: dict[Outcome, tuple[str, str]] = {
     "holds": ("holds", "hold"),
@@ -57,21 +57,21 @@ _OUTCOMES: dict[Outcome, tuple[str, str]] = {
     "contradicted": ("is contradicted", "are contradicted"),
     "incomplete": ("is incomplete", "are incomplete"),
 }
-"""Words for one verdict and for several."""
+"""Singular and plural wording of verdicts."""
 
 
 @dataclass(frozen=True)
 class Note:
-    """A remark on a study's results."""
+    """A note on a study's results."""
 
     kind: str
     text: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """The numbers and names in the text, as plain data."""
     where: tuple[str, ...] = ()
-    """The resolutions that the note concerns; empty for all."""
+    """The resolutions to which the note applies; empty for all."""
     warns: bool = False
-    """Whether a reader must see the note before the verdicts."""
+    """Whether the note must be shown before the verdicts."""
 
     @property
     def data(self) -> dict[str, Any]:
@@ -80,12 +80,12 @@ class Note:
 
 
 def notes_of(results: StudyResults) -> list[Note]:
-    """Return all notes: warnings, then how far to trust the verdicts, then what would decide open verdicts."""
+    """Return all notes in this order: warnings, trust in the verdicts, and ways to decide open verdicts."""
     return [*_warnings(results), *_on_the_study(results), *_at_resolutions(results), *_on_verdicts(results)]
 
 
 def listed(words: Iterable[object]) -> str:
-    """Return "a, b and c"."""
+    """Return the items as "a, b and c"."""
     *first, last = list(map(str, words)) or [""]
     return f"{', '.join(first)} and {last}" if first else last
 
@@ -119,7 +119,7 @@ def _warnings(results: StudyResults) -> Iterator[Note]:
 
 
 def differing_controls(results: StudyResults) -> list[Arm]:
-    """Return control arms that look better or worse than the baseline, though only the seeds differ."""
+    """Describe control arms that differ from the baseline, although only the seeds differ."""
     controls = with_role(results, "control")
     return [arm for arm in controls if any(verdict_of(arm, metric) in FOUND for metric in results.metrics)]
 
@@ -130,7 +130,7 @@ def contradicted(results: StudyResults) -> bool:
 
 
 def try_again(run: Run) -> str:
-    """Return the command that runs a failed run again, for the study's folder DIR; empty for other runs."""
+    """Return the command that repeats a failed run in the study's folder DIR; empty for other runs."""
     return f"tintype work DIR --run {run.hash}" if run.state == "failed" else ""
 
 
@@ -153,7 +153,7 @@ def _on_the_study(results: StudyResults) -> Iterator[Note]:
 
 
 def _replicated(results: StudyResults) -> Note | None:
-    """Count the verdicts that held on fresh seeds, and name the verdicts that did not."""
+    """Count the verdicts that held on fresh seeds, and name the other verdicts."""
     if (made := results.replication) is None:
         return None
     labels = {metric.name: metric.label for metric in results.metrics}
@@ -168,24 +168,24 @@ def _replicated(results: StudyResults) -> Note | None:
 
 
 def source_words(made: Replication) -> str:
-    """Name the finished study whose runs are the fresh ones; empty if they were made for the replication."""
+    """Name the finished study whose runs are used as fresh runs; empty if the runs were made for the replication."""
     return f" of {made.source}" if made.source else ""
 
 
 def _fresh(row: Replicated) -> str:
-    """Write the first and the fresh difference of a verdict."""
+    """Format the first and the fresh difference of a verdict."""
     first = f"{row.verdict} by {row.first.value:+.3g}" if row.verdict != "same" else "same"
     fresh = "" if row.fresh is None else f"{interval_words(row.fresh)}: "
     return f"{first}, then {fresh}{outcome_words(row)}"
 
 
 def interval_words(one: Interval) -> str:
-    """Write a difference with its interval, in three digits."""
+    """Format a difference with its interval, in three digits."""
     return f"{one.value:+.3g}" + (" [{:+.3g}, {:+.3g}]".format(*one.ends) if one.ends else "")
 
 
 def outcome_words(row: Replicated) -> str:
-    """Return the outcome. For an open verdict, add the fresh seeds that would settle it, or the lost runs."""
+    """Return the outcome. For an open verdict, add the number of fresh seeds that would decide it, or the lost runs."""
     if row.fresh is None or row.fresh.ends is None:
         told = row.outcome not in ("open", "incomplete") or row.words == row.outcome
         return row.outcome if told else f"{row.outcome} ({row.words})"
@@ -211,12 +211,15 @@ def _crowded(results: StudyResults) -> Note:
 
 
 def times_words(times: int) -> str:
-    """Write a number of times."""
+    """Format a number of repetitions, such as "twice"."""
     return {1: "once", 2: "twice"}.get(times, f"{times} times")
 
 
 def _looks(results: StudyResults) -> Iterator[Note]:
-    """Say which look at the study this is, and what planned looks saved. Skip the first look with fixed seeds."""
+    """State the number of this interim analysis, and how many runs the planned analyses saved.
+
+    Return nothing for the first analysis of a study with fixed seeds.
+    """
     made = [look for look in results.looks if look.made]
     if results.looks_planned:
         open_ = len(made) < len(results.looks) and any(not arm.stopped for arm in with_role(results, "arm"))
@@ -237,7 +240,7 @@ def _looks(results: StudyResults) -> Iterator[Note]:
 
 
 def _bank(results: StudyResults) -> Iterator[Note]:
-    """Name the stored runs that serve, the result of their check, and those that do not serve."""
+    """Name the stored runs that are used, the result of their check, and the stored runs that are not used."""
     if (bank := results.bank) is None:
         return
     labels, level = {metric.name: metric.label for metric in results.metrics}, f"{bank.level:.0%}"
@@ -276,7 +279,10 @@ def _bank(results: StudyResults) -> Iterator[Note]:
 
 
 def _at_resolutions(results: StudyResults) -> Iterator[Note]:
-    """Yield the notes of each resolution. A note shared by all is given once, before the first note of its place."""
+    """Yield the notes of each resolution.
+
+    A note that applies to all resolutions is yielded once, before the first note of the same position.
+    """
     views, said = results.by_resolution(), dict[str, list[Note]]()
     for view in views:
         for note in (*_control(view), *_blind(view), *_not_compared(view), *_speed(view), *_cost(view)):
@@ -290,7 +296,10 @@ def _at_resolutions(results: StudyResults) -> Iterator[Note]:
 
 
 def _control(view: StudyResults) -> Iterator[Note]:
-    """Say that the control does not differ, if the study could have shown a difference. Otherwise yield no note."""
+    """State that the control does not differ, if the study could have detected a difference.
+
+    Otherwise yield no note.
+    """
     controls, seeds = with_role(view, "control"), len(view.seeds)
     if view.sketch or differing_controls(view):
         return
@@ -333,7 +342,7 @@ def _blind(view: StudyResults) -> Iterator[Note]:
 
 
 def _blind_metrics(results: StudyResults, arms: list[Arm]) -> list[str]:
-    """Return labels of the metrics in which no arm could have shown a change."""
+    """Return the labels of the metrics in which no arm could have shown a change."""
     found = []
     for metric in results.metrics:
         known = [arm.comparisons[metric.name] for arm in arms if metric.name in arm.comparisons]
@@ -354,7 +363,7 @@ def _not_compared(view: StudyResults) -> Iterator[Note]:
 
 
 def _speed(view: StudyResults) -> Iterator[Note]:
-    """Warn if speeds differ between runs of one plan; not if a step of every arm was measured alone."""
+    """Warn if speeds differ between runs of one plan, unless a step of every arm was measured alone."""
     if (factor := uneven_speed(view)) and not view.timed_alone:
         text = (
             f"Runs of one plan differ up to {factor:.1f} times in throughput, as they do where several share a device "
@@ -364,14 +373,14 @@ def _speed(view: StudyResults) -> Iterator[Note]:
 
 
 def uneven_speed(results: StudyResults) -> float:
-    """Return the largest ratio of two speeds of one plan; 0 if the runs of each plan are about equally fast."""
+    """Return the largest ratio between two speeds of one plan; 0 if the runs of each plan are about equally fast."""
     speeds = [metric_values(arm, SPEED) for arm in results.arms]
     factor = max((max(of) / min(of) for of in speeds if of and min(of) > 0), default=1.0)
     return factor if factor >= _UNEVEN else 0.0
 
 
 def _cost(view: StudyResults) -> Iterator[Note]:
-    """Describe how steps were measured alone."""
+    """Describe how training steps were measured alone on the GPU."""
     timed = [arm.alone for arm in view.arms if arm.alone is not None and arm.alone.step_s is not None]
     if not timed:
         return
@@ -388,7 +397,7 @@ def _cost(view: StudyResults) -> Iterator[Note]:
 
 
 def _tuning(results: StudyResults) -> Iterator[Note]:
-    """Name the tuned values at the edge of their grid, and the settings that lost runs at every value."""
+    """Name the tuned values at the edge of their grid, and the settings for which every value lost runs."""
     found: dict[tuple[str, str], list[str]] = {}
     for sweep in results.tuning.sweeps if results.tuning else ():
         chosen = sweep.points[sweep.chosen]
@@ -421,7 +430,7 @@ def _on_verdicts(results: StudyResults) -> Iterator[Note]:
 
 
 def costly_part(arm: Arm) -> str:
-    """Return a warning if a part of an arm takes too much of a step's time; otherwise empty."""
+    """Return a warning if a component of an arm takes too large a fraction of the step time; otherwise empty."""
     tuned = any(run.tokenizer is not None and run.tokenizer.tuned for run in arm.runs)
     return tokenizer_words(time_shares(arm).get("tokenizer"), tuned)
 
@@ -484,7 +493,7 @@ def _margins(results: StudyResults) -> Iterator[Note]:
 
 
 def _collapsed(results: StudyResults) -> Iterator[Note]:
-    """Name the collapsed runs: first those known at the deciding look, then those that later looks showed."""
+    """Describe collapsed runs: first those known at the deciding interim analysis, then those detected later."""
     early, late = list[str](), list[str]()
     for arm in compared_arms(results):
         labels: dict[tuple[frozenset[int], int], list[str]] = {}
@@ -508,7 +517,7 @@ def _collapsed(results: StudyResults) -> Iterator[Note]:
 
 
 def _collapsed_by_now(results: StudyResults, arm: Arm, metric: MetricInfo) -> frozenset[int]:
-    """Return the seeds of all runs of an arm that collapsed, if some did after a look that decided."""
+    """Return the seeds of all collapsed runs of an arm, if any of them collapsed after a deciding interim analysis."""
     if arm.role == "baseline":
         rows = [one.comparisons[metric.name] for one in _compared_in(results, metric)]
         later = {seed for row in rows for seed in row.baseline_collapsed_later}
@@ -520,7 +529,7 @@ def _collapsed_by_now(results: StudyResults, arm: Arm, metric: MetricInfo) -> fr
 
 
 def _collapses(arm: Arm, seeds: Collection[int], whole: str, labels: list[str], results: StudyResults) -> str:
-    """Count and name an arm's collapsed runs out of the `whole`, in metrics of these labels."""
+    """Count and name the collapsed runs of an arm out of `whole` runs, for metrics with these labels."""
     collapsed = {seed for metric in results.metrics for seed in results.collapsed(arm, metric.name)}
     healthy = [run for run in arm.runs if run.seed not in collapsed and run.state == "done"]
     at = listed(_collapse_words(run, healthy) for run in arm.runs if run.seed in seeds)
@@ -528,9 +537,9 @@ def _collapses(arm: Arm, seeds: Collection[int], whole: str, labels: list[str], 
 
 
 def _collapse_words(run: Run, healthy: list[Run]) -> str:
-    """Name a collapsed run, and the step from which its loss stays above the losses of the arm's healthy runs.
+    """Name a collapsed run, and the step after which its loss stays above the losses of the arm's other runs.
 
-    A loss that was logged once, at the end, cannot date the collapse.
+    A loss that was logged only at the end cannot show when the run collapsed.
     """
     for name in (validation.METRIC.name, "flow"):
         curves = [one.curves[name] for one in healthy if name in one.curves]
@@ -542,7 +551,7 @@ def _collapse_words(run: Run, healthy: list[Run]) -> str:
 
 
 def _remarks(results: StudyResults) -> Iterator[Note]:
-    """Gather the remarks of single comparisons, for example that an arm's spread is large."""
+    """Collect remarks on single comparisons, for example that an arm's spread is large."""
     labels: dict[str, list[str]] = {}
     for metric in results.metrics:
         for note in dict.fromkeys(arm.comparisons[metric.name].note for arm in _compared_in(results, metric)):

@@ -1,4 +1,4 @@
-"""Numbers and choices for all renderers of a study's results: order of arms, means, spreads, verdicts."""
+"""Numbers and choices for all renderers of a study's results, such as order of arms, means, spreads and verdicts."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def baseline_of(results: StudyResults) -> Arm:
 
 
 def resolution_title(results: StudyResults) -> str:
-    """Return the resolution with its tokens; empty in a study of one resolution."""
+    """Format the resolution with its number of tokens; empty in a study with one resolution."""
     baseline = baseline_of(results)
     return f"{baseline.resolution} ({baseline.tokens:,} tokens)" if baseline.resolution else ""
 
 
 def token_counts(results: StudyResults) -> dict[str, int]:
-    """Return the tokens of each of several resolutions, fewest first."""
+    """Return the number of tokens of each resolution, in ascending order, if there are several resolutions."""
     return {arm.resolution: arm.tokens for arm in results.arms if arm.role == "baseline" and arm.tokens is not None}
 
 
@@ -38,7 +38,7 @@ def compared_arms(results: StudyResults) -> list[Arm]:
 
 
 def titled(arm: Arm) -> str:
-    """Return the arm's name, with its role if the name does not say it."""
+    """Return the arm's name, with its role if the role differs from the name."""
     return arm.name if arm.role in ("arm", arm.name) else f"{arm.name} ({arm.role})"
 
 
@@ -47,14 +47,14 @@ def primary_metrics(results: StudyResults) -> list[MetricInfo]:
 
 
 def improvement(metric: MetricInfo, difference: float) -> float:
-    """Return the difference, signed so that more is better."""
+    """Return the difference, with a sign such that larger is better."""
     return difference if metric.direction == "higher" else -difference
 
 
 def ranked_arms(results: StudyResults) -> list[Arm]:
-    """Return the arms with the largest improvement of the first primary metric first, then the control.
+    """Return the arms in descending order of improvement in the first primary metric, followed by the control.
 
-    Arms that lost runs of that metric come after complete ones.
+    Arms that lost runs of this metric come after complete arms.
     """
     metric = primary_metrics(results)[0] if results.metrics else None
 
@@ -68,11 +68,12 @@ def ranked_arms(results: StudyResults) -> list[Arm]:
 
 
 def too_few_seeds(metric: MetricInfo, comparison: Comparison) -> bool:
-    """Return whether these seeds could not show any possible change of the metric.
+    """Return whether no possible change of the metric could have been detected with these seeds.
 
-    This is true if the smallest detectable difference is larger than the baseline's own value. For a metric between two
-    bounds, it is true if that difference is larger than half of the metric's range. It is false if an interval,
-    corrected or not, excludes zero. If runs were lost, it is also false, since the verdict then says so.
+    The result is true if the smallest detectable difference is larger than the baseline's own value. For a metric
+    between two bounds, the result is true if this difference is larger than half of the metric's range. The result is
+    false if any interval, corrected or not, excludes zero. The result is also false if runs were lost, since the
+    verdict then reports the loss.
     """
     if comparison.p is None or comparison.verdict in (*DECIDED, *LOST) or _excludes_zero(comparison):
         return False
@@ -86,13 +87,13 @@ def _excludes_zero(comparison: Comparison) -> bool:
 
 
 def metric_values(arm: Arm, metric: str, without: Collection[int] = ()) -> list[float]:
-    """Return the value of each seed that has one, except the seeds `without`."""
+    """Return the values by seed, without missing values and without the seeds in `without`."""
     values = (run.metrics.get(metric) for run in arm.runs if run.seed not in without)
     return [value for value in values if value is not None and math.isfinite(value)]
 
 
 def mean_of(values: Iterable[float], log: bool = False) -> float | None:
-    """Return the mean, the geometric one if values are compared as logarithms; None without values."""
+    """Return the mean (the geometric mean if values are compared as logarithms); None without values."""
     known = list(values)
     if log and all(value > 0 for value in known):
         return geometric_mean(known) if known else None
@@ -106,7 +107,7 @@ def is_log(results: StudyResults, metric: str) -> bool:
 
 
 def compared_mean(results: StudyResults, arm: Arm, metric: str) -> float | None:
-    """Return an arm's mean as it was compared, at one resolution; if it was not compared, a mean of the same kind."""
+    """Return the arm's mean that was compared at one resolution; without a comparison, a mean of the same kind."""
     row = arm.comparisons.get(metric)
     if row is not None:
         return row.mean
@@ -125,10 +126,10 @@ def relative(comparison: Comparison) -> float | None:
 
 
 def metric_decimals(results: StudyResults, metric: str) -> int:
-    """Return one number of decimals for all of a metric's values, so that they can be read down a column.
+    """Return the number of decimals for all values of a metric, so that a column is easy to read.
 
-    The decimals show two digits of the intervals. If few seeds make the intervals wide, the decimals show one digit of
-    the baseline's spread.
+    The decimals show two digits of the intervals' width. If the intervals are wide because of few seeds, the decimals
+    show one digit of the baseline's spread.
     """
     compared = [arm.comparisons[metric] for arm in compared_arms(results) if metric in arm.comparisons]
     reaches = [(c.ends[1] - c.ends[0]) / 2 for c in compared if c.ends and c.ends[1] > c.ends[0]]
@@ -144,13 +145,13 @@ def lost_runs(results: StudyResults) -> list[tuple[Arm, Run]]:
 
 
 def collapsed_in(results: StudyResults, arm: Arm, *metrics: str) -> set[int]:
-    """Return the seeds of an arm's own collapsed runs in any of the metrics."""
+    """Return the seeds of an arm's own runs that collapsed in any of the metrics."""
     fell = {seed for metric in metrics for seed in results.collapsed(arm, metric)}
     return fell & {run.seed for run in arm.runs}
 
 
 def verdict_of(arm: Arm, metric: MetricInfo) -> str:
-    """Return an arm's verdict on a metric, even without a comparison."""
+    """Return the verdict on an arm for a metric, even if there is no comparison."""
     if metric.name in arm.incomparable:
         return NOT_COMPARABLE
     comparison = arm.comparisons.get(metric.name)
@@ -162,12 +163,12 @@ def with_role(results: StudyResults, role: Role) -> list[Arm]:
 
 
 def short_reason(of: Arm | Between, metric: str) -> str:
-    """Return the start of the reason why a metric is not compared."""
+    """Return the short form of the reason why a metric is not compared."""
     return of.incomparable[metric].partition(":")[0]
 
 
 def compared_trends(results: StudyResults) -> list[tuple[Trend, MetricInfo]]:
-    """Return the trends by metric, without the control's, which has no pairs."""
+    """Return the trends by metric, but not for the control, which has no pairs."""
     controls = {arm.name for arm in with_role(results, "control")}
     return [
         (trend, metric)
@@ -184,7 +185,7 @@ def trend_verdict(trend: Trend) -> str:
 
 
 def trend_words(trend: Trend, metric: MetricInfo) -> str:
-    """Describe whether an arm helps or hurts (by its mean) more or less with more tokens, or return the verdict."""
+    """Describe whether an arm's mean effect grows or shrinks with more tokens, or return the verdict."""
     comparison = trend.comparison
     if comparison is None:
         return trend_verdict(trend)
@@ -197,7 +198,7 @@ def trend_words(trend: Trend, metric: MetricInfo) -> str:
 
 
 def time_shares(arm: Arm) -> dict[str, float]:
-    """Return the shares of an arm's training time by part, averaged over its runs; empty if no run was timed."""
+    """Return the fraction of an arm's training time per component, averaged over runs; empty if no run was timed."""
     runs = [(run.time_split, total) for run in arm.runs if (total := sum(run.time_split.values())) > 0]
     parts = dict.fromkeys(part for split, _ in runs for part in split)
     return {part: fmean(split.get(part, 0.0) / total for split, total in runs) for part in parts}

@@ -1,8 +1,8 @@
-"""How many concurrent runs raise the throughput of a study, measured while they run.
+"""Choose how many runs to make at the same time on a GPU, by measuring the throughput of a study.
 
-The unit is the speed of a run that has the GPU for itself. A run counts one half if it makes half as many steps per
-second as it would alone. The sum over a GPU's runs is the GPU's throughput. The growth of this sum is the gain from one
-more run.
+The unit of throughput is the speed of a run that has the GPU to itself. A run counts one half if it makes half as many
+steps per second as it would make alone. The throughput of a GPU is the sum over its runs. The gain from one more run is
+the growth of this sum.
 """
 
 from __future__ import annotations
@@ -11,39 +11,39 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 START = 8
-"""Runs on a GPU at first, if they fit."""
+"""Initial number of runs on a GPU, if they fit."""
 MOST = 16
-"""Most runs on a GPU, however small: each worker also needs a core and host memory."""
+"""Maximum number of runs on a GPU, even of small runs, since each worker also needs a core and host memory."""
 _WINDOW_S = 12.0
-"""Seconds over which the speed of the runs is measured."""
+"""Number of seconds over which the speed of the runs is measured."""
 _GAIN = 0.02
 """One more run must raise the throughput by this fraction."""
 _NO_GAIN = 1.05
-"""If the throughput of several runs is at most this, one run alone already used the GPU fully."""
+"""If several runs have at most this throughput, a single run already uses the whole GPU."""
 
 
 @dataclass(frozen=True)
 class Pulse:
-    """The progress of a run in training."""
+    """The progress of a run during training."""
 
     step: int
     step_s: float
-    """Seconds of its steps alone on the GPU."""
+    """Seconds that the steps of the run take alone on the GPU."""
 
 
 class Pace:
-    """Chooses the number of runs on a GPU from its measurements."""
+    """Controller that chooses the number of runs on a GPU from measurements."""
 
     def __init__(self, start: int = START, most: int = MOST) -> None:
         self.target, self.most = min(start, most), most
         self.rates: dict[int, float] = {}
-        """The best sum measured with each number of runs."""
+        """The highest throughput measured for each number of runs."""
         self._settled = False
         self._began_s = 0.0
         self._began: Mapping[str, Pulse] = {}
 
     def note(self, running: Mapping[str, Pulse], now_s: float) -> None:
-        """Record the progress of the running runs, by their names."""
+        """Record the progress of the runs in progress, by their names."""
         if running.keys() != self._began.keys():  # a run has begun or ended, so the window restarts
             self._began, self._began_s = dict(running), now_s
             return
@@ -58,7 +58,7 @@ class Pace:
             self._choose(len(running))
 
     def _choose(self, count: int) -> None:
-        """Choose the next target after a measurement with `count` runs."""
+        """Choose the next number of runs after a measurement with `count` runs."""
         rate, fewer = self.rates[count], [number for number in self.rates if number < count]
         if count > 1 and rate <= _NO_GAIN:
             self.target = max(1, count // 2)

@@ -1,7 +1,7 @@
-"""Images picked by hand in the playground, kept in the study's folder for its report.
+"""Store images that a user picked in the playground in the study's folder, for the study's report.
 
-Each is a PNG in `picked/` with a small record beside it, `NAME.json`. Removing one of the two removes it from the next
-report.
+Each image is a PNG in `picked/` with a small record `NAME.json` beside it. If the PNG or the record is deleted, the
+next report does not show the image.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ LEAD = (
     "no verdict uses them, and no arm should be judged by them."
 )
 MOST = 64
-"""Most images in a folder."""
+"""Maximum number of images in a folder."""
 
 
 def keep_image(folder: Path, image: bytes, about: Mapping[str, JsonValue]) -> Picked:
-    """Keep a PNG and how it was made; raise if the report is full. A repeated image is kept once."""
+    """Store a PNG and its settings; raise if the report is full. An image that is picked again is stored only once."""
     place = folder / FOLDER
     digest = hashlib.sha256(image).hexdigest()
     for known in read_picked(folder):

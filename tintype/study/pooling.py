@@ -1,19 +1,19 @@
-"""Pool several studies of one comparison.
+"""Pool several studies with the same comparison.
 
-An arm is the same in two studies if its plan and the baseline's plan are equal apart from the seed, whatever its name.
-A run counts once: studies that share runs are read as one study with the runs of all.
+An arm is the same in two studies if its plan and the baseline's plan are equal except for the seed; its name may
+differ. Each run counts only once, so studies that share runs are read as one study with all of their runs.
 
-Each study without shared runs gives one estimate of the arm minus the baseline. The seed spread is pooled over all
-studies, on the metric's scale. There are two means of these estimates, each weighted by precision:
+Each study without shared runs gives one estimate of the difference between the arm and the baseline. The seed spread is
+pooled over all studies, on the metric's scale. These estimates have two means, each weighted by precision:
 
-- *As one*: studies of the same plans by the same protocol should have the same true difference, so all runs are read as
-  one study.
+- *As one*: studies with the same plans and protocol should have the same true difference, so all runs are read as one
+  study.
 - *Across*: the true difference may differ between studies, for example between devices (`stats.between`). With two
-  studies the interval of this mean is very wide.
+  studies, the interval of the mean *across* is very wide.
 
-The verdict comes from the mean *as one*. If the studies differ by more than chance explains (p below 10%), the verdict
-comes from the mean *across*. Each mean's interval has a confidence of 95% by itself. Pooling is a separate question to
-finished studies, and does not share the error of their own verdicts.
+The verdict is based on the mean *as one*. If the studies differ by more than chance explains (p below 10%), the verdict
+is based on the mean *across*. The interval of each mean has a confidence of 95%, without correction. Pooling asks a
+separate question about finished studies, and does not use the error of their own verdicts.
 """
 
 from __future__ import annotations
@@ -38,45 +38,51 @@ from tintype.study.study import ArmPlan, Study
 
 PooledVerdict = Literal["better", "worse", "same", "undecided", "sketch", Loss]
 DIFFER = 0.1
-"""Studies count as different if the p of heterogeneity is below this. The test is weak with few studies."""
+"""Studies count as different if the p-value of the heterogeneity test is below this.
+
+The heterogeneity test is weak with few studies.
+"""
 _ARM, _BASELINE = "arm", "baseline"
 
 
 @dataclass(frozen=True)
 class StudyEstimate:
-    """The difference of an arm from the baseline in one study, or in several that share runs."""
+    """The difference between the arm and the baseline in one study, or in several studies that share runs."""
 
     studies: list[str]
     seeds: int
-    """Number of the arm's runs that count."""
+    """Number of the arm's runs that are used."""
     baseline_seeds: int
-    """Number of the baseline's runs that count, including the control's."""
+    """Number of the baseline's runs that are used, including the control's runs."""
     difference: Interval
     """The difference in the metric's unit, with its 95% interval."""
 
 
 @dataclass(frozen=True)
 class PooledMetric:
-    """One metric of one arm over several studies. Differences are arm minus baseline, in the metric's unit."""
+    """One metric of one arm over several studies.
+
+    Each difference is the arm's mean minus the baseline's mean, in the metric's unit.
+    """
 
     metric: str
     label: str
     direction: Literal["lower", "higher"]
     primary: bool
-    """Whether the metric is primary in the first study."""
+    """Whether the metric is a primary metric of the first study."""
     studies: list[StudyEstimate]
     difference: Interval
-    """The mean that gives the verdict: `as_one`, or `across` if the studies differ."""
+    """The mean that gives the verdict, which is `as_one`, or `across` if the studies differ."""
     as_one: Interval
-    """The mean, assuming that all studies have the same true difference."""
+    """The mean under the assumption that all studies have the same true difference."""
     across: Interval | None
-    """The mean if the true difference may vary; None for one study, and for studies that share runs."""
+    """The mean if true differences can vary; None for one study, and for studies that share runs."""
     relative: float | None
     """The difference, divided by the baseline's mean."""
     between: float | None
-    """Deviation of the true difference between studies, on the metric's scale; None for studies that share runs."""
+    """Standard deviation between studies' true differences, on the metric's scale; None for studies that share runs."""
     heterogeneity_p: float | None
-    """Probability that studies with the same true difference differ by at least this much."""
+    """Probability that studies with equal true differences show at least this much difference."""
     verdict: PooledVerdict
     lost: int
     """Number of runs that diverged or failed."""
@@ -100,12 +106,12 @@ class PooledArm:
     names: dict[str, str]
     """The arm's label in each study that has this arm, by study."""
     seeds: int
-    """Runs of the arm, each once."""
+    """Runs of the arm, each counted once."""
     baseline_seeds: int
     shared: int
-    """Runs of the arm and the baseline that are in more than one study, and count once."""
+    """Runs of the arm and the baseline that occur in more than one study, each counted once."""
     metrics: list[PooledMetric]
-    """The arm's metrics, the primary metrics first."""
+    """The arm's metrics, with the primary metrics first."""
 
 
 @dataclass(frozen=True)
@@ -115,10 +121,10 @@ class Pooled:
     studies: list[str]
     arms: list[PooledArm]
     left_out: list[str]
-    """Studies that could not be read with the others, and why."""
+    """Studies that could not be pooled with the others, and the reasons."""
 
     def rows(self, primary: bool = False) -> list[dict[str, object]]:
-        """Return a dictionary for each arm and metric; with `primary`, of the primary metrics only."""
+        """Return a dictionary for each pair of arm and metric; if `primary` is true, only for the primary metrics."""
         return [
             {
                 "arm": arm.arm,
@@ -141,7 +147,7 @@ class Pooled:
 
 
 def pool_studies(paths: Sequence[Path], arms: Sequence[str] = ()) -> Pooled:
-    """Read the studies of these folders together; by default all arms that are in two of them."""
+    """Pool the studies in these folders; by default, pool all arms that occur in at least two studies."""
     stored: list[StoredStudy] = []
     for one in map(read_stored, paths):
         if any(one.folder.resolve() == other.folder.resolve() for other in stored):
@@ -176,7 +182,7 @@ def _listed(found: Sequence[PooledArm]) -> str:
 
 
 def _why_left(first: StoredStudy, other: StoredStudy) -> str:
-    """Return why a study cannot be read with the first one; empty if it can."""
+    """Return the reason why a study cannot be pooled with the first study; empty if it can."""
     if not first.protocol:
         raise UserError(f"{why_apart(first, '', first.numerics)}", f"leave {first.folder} out")
     if reason := why_apart(other, first.protocol, first.numerics):
@@ -188,7 +194,7 @@ def _why_left(first: StoredStudy, other: StoredStudy) -> str:
 def _pooled_arms(
     reference: StoredStudy, others: Sequence[StoredStudy], before: Sequence[StoredStudy]
 ) -> list[PooledArm]:
-    """Pool the arms of one study with the same arms of others; arms of a study `before` were pooled with it already."""
+    """Pool a study's arms with the same arms of other studies; skip arms already pooled with a study in `before`."""
     if not (reference.folder / "study.yaml").is_file():
         return []  # results without the study's folder do not have the plans of its arms
     study = stored_study(reference.folder)
@@ -223,11 +229,11 @@ def _name_in(results: StudyResults, runs: Sequence[Run]) -> str:
 
 @dataclass(frozen=True)
 class _Group:
-    """Studies that share runs, with the runs of all, each once."""
+    """Studies that share runs, with all of their runs, each counted once."""
 
     studies: list[str]
     runs: Mapping[str, dict[str, Run]]
-    """By role and hash."""
+    """Runs by role and hash."""
 
 
 def _grouped(both: Mapping[str, Mapping[str, Sequence[Run]]]) -> list[_Group]:
@@ -276,7 +282,7 @@ def _pool_arm(
 
 
 def _counts(run: Run, metric: str) -> bool:
-    """Return whether a run counts for a metric: it has a value, or it was lost."""
+    """Return whether a run counts for a metric, either because it has a value or because it was lost."""
     return metric in run.metrics or run.loss(metric) in ("diverged", "failed")
 
 
@@ -285,10 +291,10 @@ def _has(runs: Sequence[Run], metric: str) -> bool:
 
 
 def _cells(groups: Sequence[_Group], info: MetricInfo) -> Cells:
-    """Return the cells of one metric, without collapsed runs.
+    """Return the cells (values by arm) of one metric, without collapsed runs.
 
-    The arms of all groups have one plan, and so have the baselines. So spreads are pooled over groups, but means are
-    not.
+    The arms of all groups have one plan, and all baselines have one plan. So spreads are pooled over groups, but means
+    are computed for each group.
     """
     values = {
         f"{role} {number}": {

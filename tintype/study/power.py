@@ -1,8 +1,8 @@
-"""The number of seeds that a study needs, from the seed spread of past studies.
+"""Compute the number of seeds that a study needs from the seed spread of past studies.
 
-A study compares means of single runs, on logarithms for distances and losses. So the spread of single runs counts,
-pooled over the baseline and all arms. A spread from a few runs is itself uncertain, so every number has the range that
-the chi-square interval of the spread allows. A run counts once, even if it is given several times.
+A study compares means of single runs, and uses logarithms for distances and losses. So the relevant spread is that of
+single runs, pooled over the baseline and all arms. A spread from few runs is uncertain, so every number has a range,
+computed from the chi-square interval of the spread. A run counts once, even if it is given several times.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ from tintype.wording import option, rendered
 
 MOST_SEEDS = 1_000
 SEEDS = (3, 5, 8, 16, 32)
-"""Affordable numbers of seeds, whose detectable changes are always given."""
+"""Affordable numbers of seeds, for which detectable changes are always shown."""
 FEW_DEGREES = 10
-"""With fewer degrees of freedom, the true spread may differ from the measured spread by a factor of 1.5."""
+"""With fewer degrees of freedom than this, the true spread may differ from the measured spread by a factor of 1.5."""
 _UNLIKE = 3.0
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A standard deviation over seeds, pooled over arms and studies, with its degrees of freedom."""
+    """A standard deviation over seeds, pooled over arms and studies, and its degrees of freedom."""
 
     deviation: float
     freedom: float
@@ -65,43 +65,51 @@ class Spread:
 
 @dataclass(frozen=True)
 class MetricPower:
-    """The power of the planned study on one metric. Sequences are for the measured, smallest and largest spread."""
+    """The power of the planned study for one metric.
+
+    Sequences have three entries, for the measured, smallest and largest spread.
+    """
 
     metric: MetricInfo
     baseline: float
-    """The baseline's mean as arms are compared with it: geometric for logarithms, and over the control's runs too."""
+    """The baseline's mean in comparisons, which is geometric for logarithms and includes the control's runs."""
     scale: ScaleKind
-    """Scale of comparison, in which `spread` is measured."""
+    """Scale of the comparison, on which `spread` is measured."""
     spread: Spread
-    """Spread of single runs."""
+    """Spread of single runs on this scale."""
     deviation: float
-    """Spread of single runs in the metric's unit: half of the range from one deviation below the baseline to one above.
-    """
+    """Spread of single runs in the metric's unit: half of the range within one deviation of the baseline."""
     by_arm: dict[str, float]
-    """The spread of each arm's runs, by the arm's label."""
+    """The spread of the runs of each arm, by the arm's label."""
     level: float
     power: Sequence[float] | None
     """Probability that the study finds the effect; None if the effect is relative and the baseline's mean is zero."""
     detectable: Sequence[float]
     by_seeds: dict[int, Sequence[float]]
-    """The detectable changes with other numbers of seeds, ascending."""
+    """The detectable changes for other numbers of seeds, in ascending order."""
     seeds_needed: Sequence[int | None] | None
-    """Seeds with which 80% of studies find the effect. A None within it means more than a thousand."""
+    """Number of seeds with which 80% of studies find the effect.
+
+    A None in the sequence means more than a thousand seeds.
+    """
     margin: str
-    """The margin: the largest difference that counts as *same*."""
+    """The margin: the largest difference for which the verdict can be *same*."""
     same: Sequence[float] | None
-    """Probability that the planned study calls an arm without a difference "same"; None if the margin is zero."""
+    """Probability of the verdict "same" for an arm without a difference; None if the margin is zero."""
     same_seeds: Sequence[int | None] | None
-    """Seeds with which 80% of studies call an arm without an effect "same". None within it: more than a thousand."""
+    """Number of seeds with which 80% of studies reach the verdict "same" for an arm without an effect.
+
+    None within it: more than a thousand.
+    """
 
 
 @dataclass(frozen=True)
 class Group:
-    """Studies of one baseline and one protocol, whose spreads are pooled."""
+    """Studies with the same baseline and protocol, whose spreads are pooled."""
 
     studies: list[str]
     comparisons: Counts
-    """Numbers of comparisons of the new study on these metrics, on which the levels depend."""
+    """Numbers of comparisons of the new study for these metrics, which determine the levels."""
     metrics: list[MetricPower]
     notes: list[str]
     stored: int = 0
@@ -110,7 +118,7 @@ class Group:
 
 @dataclass(frozen=True)
 class PowerPlan:
-    """A planned study, the effect that it should find, and its power by groups of past studies."""
+    """A planned study, the effect that it should detect, and its power according to groups of past studies."""
 
     effect: Effect
     seeds: int
@@ -120,11 +128,11 @@ class PowerPlan:
     resolutions: int
     groups: list[Group]
     skipped: list[str]
-    """Studies without a known spread, and why."""
+    """Studies without a known spread, and the reasons."""
     between: int = 0
     """Pairs of arms that are compared with each other."""
     stored: int = 0
-    """Number of stored baseline runs that the new study uses, by `analysis.bank`."""
+    """Number of stored baseline runs that the new study uses because of `analysis.bank`."""
 
     @property
     def has_control(self) -> bool:
@@ -137,50 +145,54 @@ class PowerPlan:
         return count_comparisons(arms, self.has_control, self.resolutions, primary, names, between=self.between)
 
     def error(self, seeds: int) -> Variance:
-        """Return the squared standard error of a difference if the spread is one, with its degrees of freedom."""
+        """Return the squared standard error of a difference for a spread of one, and its degrees of freedom."""
         return planned_error(seeds, self.arms - self.has_control, self.has_control, self.stored)
 
     def power(self, effect: float, spread: float, seeds: int, confidence: float) -> float:
-        """Return how often a study with this many seeds finds the effect."""
+        """Return the fraction of studies with this many seeds that find the effect."""
         error = self.error(seeds)
         arms = self.arms - self.has_control
         wide = planned_widening(seeds, arms, self.has_control, confidence, self.stored)
         return t_power(effect / (wide * spread * math.sqrt(error.value)), error.freedom, confidence)
 
     def detectable(self, spread: float, confidence: float, seeds: int) -> float:
-        """Return the effect that a study with this many seeds finds with a power of 80%."""
+        """Return the effect that a study with this many seeds finds with a probability of 80%."""
         error = self.error(seeds)
         arms = self.arms - self.has_control
         wide = planned_widening(seeds, arms, self.has_control, confidence, self.stored)
         return wide * detectable_in_errors(error.freedom, confidence) * spread * math.sqrt(error.value)
 
     def same(self, margin: float, spread: float, seeds: int, confidence: float) -> float:
-        """Return how often a study with this many seeds calls an arm without a difference "same"."""
+        """Return the probability of the verdict "same" for an arm without a difference, with this many seeds."""
         error = self.error(seeds)
         wide = planned_widening(seeds, self.arms - self.has_control, self.has_control, confidence, self.stored)
         return same_power(margin / (wide * spread * math.sqrt(error.value)), error.freedom, confidence)
 
     def seeds_needed(self, effect: float, spread: float, confidence: float) -> int | None:
-        """Return the fewest seeds, from two, that find the effect with a power of 80%; None above a thousand."""
+        """Return the smallest number of seeds, at least two, that finds the effect with 80% power; None above a
+        thousand.
+        """
         return _fewest(lambda seeds: self.power(effect, spread, seeds, confidence))
 
     def same_seeds(self, margin: float, spread: float, confidence: float) -> int | None:
-        """Return the fewest seeds with which 80% of studies call an arm without a difference "same", or None."""
+        """Return the smallest number of seeds with which 80% of studies call an arm without a difference "same", or
+        None.
+        """
         return _fewest(lambda seeds: self.same(margin, spread, seeds, confidence))
 
 
 def _fewest(chance: Callable[[int], float]) -> int | None:
-    """Return the fewest seeds, from two, with a chance of 80%; None if a thousand are too few."""
+    """Return the smallest number of seeds, at least two, with a probability of 80%; None above a thousand."""
     tried = range(2, MOST_SEEDS + 1)
     return tried[bisect_left(tried, POWER, key=chance)] if chance(MOST_SEEDS) >= POWER else None
 
 
 _ARMS = 3
-"""Number of arms of the new study, if no study gives it."""
+"""Number of arms of the new study, if no past study gives this number."""
 
 
 def _past_design(files: Sequence[Path]) -> tuple[int, bool, int]:
-    """Return the design of a single past study: its arms, whether one is a control, and its pairs of arms."""
+    """Return the design of a single past study, which is its arms, whether one is a control, and its pairs of arms."""
     if len(files) != 1:
         return _ARMS, True, 0
     past = read_results_file(files[0])
@@ -201,12 +213,13 @@ def plan_power(
     between: int | None = None,
     bank: bool = False,
 ) -> PowerPlan:
-    """Return what `seeds` seeds would find of `effect` in a study of `arms` arms (including the control), from past
-    studies.
+    """Estimate from past studies which effects a study with `seeds` seeds and `arms` arms (including the control) would
+    find, compared with `effect`.
 
-    `paths` are results.json files, folders of a study, or folders of such folders. `without` names arms whose spread is
-    left out. `arms`, `control` and `between` (declared pairs of arms) default to the past study's, if there is only
-    one. With `bank` the baseline's runs of the past studies serve the new one, as with `analysis.bank`.
+    `paths` are results.json files, folders of a study, or folders of such folders. `without` names arms whose spreads
+    are left out. If there is only one past study, its values are the defaults of `arms`, `control` and `between`
+    (declared pairs of arms). With `bank`, the new study uses the baseline's runs of the past studies, as with
+    `analysis.bank`.
     """
     wanted = parse_effect(effect, option("effect", effect))
     files = _files(paths)
@@ -241,7 +254,7 @@ def plan_power(
 
 
 def _stored(studies: Sequence[StudyResults]) -> int:
-    """Return how many runs of the baseline these studies have, each counted once."""
+    """Return the number of different baseline runs in these studies."""
     return len({h for results in studies for arm in results.arms if arm.role != "arm" for h in _hashes(arm)})
 
 
@@ -261,7 +274,7 @@ def _files(paths: Sequence[Path]) -> list[Path]:
 
 
 def _useless(results: StudyResults, without: Sequence[str]) -> str | None:
-    """Return why a study has no spread of differences; None if it has one."""
+    """Return the reason why a study has no spread of differences; None if it has a spread."""
     if len(results.seeds) == 1:
         return "one seed only, so its spread is not known"
     if not any(len(one.differences) > 1 for arm in _arms(results, without) for one in arm.comparisons.values()):
@@ -270,7 +283,10 @@ def _useless(results: StudyResults, without: Sequence[str]) -> str | None:
 
 
 def _repeated(results: StudyResults, others: Iterable[StudyResults]) -> str | None:
-    """Return why a study is a copy of another one, or None. The same runs scored by another protocol are not a copy."""
+    """Return the reason why a study counts as a copy of another study; None if it is not a copy.
+
+    Scores of the same runs by another protocol do not make a copy.
+    """
     runs = [_hashes(arm) for arm in results.arms]
     for other in others:
         if runs == [_hashes(arm) for arm in other.arms] and _identity(results) == _identity(other):
@@ -297,7 +313,7 @@ def _check_names(studies: Sequence[StudyResults], metric: str | None, without: S
 
 
 def _identity(results: StudyResults) -> str:
-    """Return the baseline's plan, the protocol and the metrics' definitions, without the seed and housekeeping."""
+    """Return the baseline's plan, the protocol and the metric definitions, without seed and housekeeping settings."""
     plan = read_yaml(results.resolution.plan, "the plan").data
     if isinstance(plan, dict):
         plan = {key: value for key, value in plan.items() if key not in ("seed", "run")}
@@ -306,7 +322,7 @@ def _identity(results: StudyResults) -> str:
 
 
 def _protocol(results: StudyResults) -> Plain:
-    """Return the protocol with later settings, and without the size of stages, which final scores do not use."""
+    """Return the protocol with settings added later, and without the stages' image size, which final scores ignore."""
     try:
         whole = plain(Protocol.model_validate_json(json.dumps(results.protocol)))
     except ValidationError:  # of a plugin that is not loaded, for example
@@ -335,9 +351,9 @@ def _metric_power(
     without: Sequence[str] = (),
     share: float = FIRST_SHARE,
 ) -> MetricPower | None:
-    """Plan one metric; `share` is the part of the study's error that the look has.
+    """Compute the power for one metric; `share` is the fraction of the study's error for the interim analysis.
 
-    Return None if the metric is not tested, was not measured, or has the same value at all seeds.
+    Return None if the metric is not tested, was not measured, or has equal values for all seeds.
     """
     if not is_tested(info.name):
         return None
@@ -386,10 +402,11 @@ def _metric_power(
 
 
 def planned_margins(study: Study, past: Iterable[StudyResults]) -> list[tuple[str, PowerPlan, list[MetricPower]]]:
-    """Return which margins a planned study could reach, by resolution.
+    """Describe which margins a planned study can reach, by resolution.
 
-    The spread is from past studies, or the study itself, with the same baseline and protocol; empty if unknown. The
-    seeds are all that an arm may get, and the level is the last planned look's.
+    The spread comes from past studies, or from the study itself, with the same baseline and protocol; empty if unknown.
+    The number of seeds is the most that an arm can get, and the level is the level of the last planned interim
+    analysis.
     """
     metrics, seeds = metric_infos(study), study.settings.seeds
     counts = counts_of([key for key in asked_of(study, metrics) if is_tested(key.metric)], study.settings.primary)
@@ -408,22 +425,22 @@ def planned_margins(study: Study, past: Iterable[StudyResults]) -> list[tuple[st
 
 
 _ANY_EFFECT = Effect(0.05, True)
-"""A placeholder effect for plans that only ask which margins can be reached."""
+"""A placeholder effect for callers that need only the reachable margins."""
 
 
 def _collapsed(studies: Sequence[StudyResults], metric: str) -> set[str]:
-    """Return the hashes of the collapsed runs in any of the studies, which may share runs."""
+    """Return the hashes of the runs that collapsed in any of the studies, which may share runs."""
     found = [(results.collapsed(arm, metric), arm) for results in studies for arm in results.arms]
     return {run.hash for seeds, arm in found for run in arm.runs if run.seed in seeds}
 
 
 def _healthy(arm: Arm, metric: str, collapsed: Collection[str]) -> list[float]:
-    """Return the value of each run that did not collapse."""
+    """Return the value of each run, without collapsed runs."""
     return metric_values(arm, metric, [run.seed for run in arm.runs if run.hash in collapsed])
 
 
 def pooled(sets: Iterable[Sequence[float]]) -> Spread | None:
-    """Return the standard deviation around each set's own mean; None if no set has two values."""
+    """Return the standard deviation around the mean of each set; None if no set has two values."""
     total = freedom = 0.0
     for values in (values for values in sets if len(values) > 1):
         total += (len(values) - 1) * variance(values)
@@ -432,7 +449,7 @@ def pooled(sets: Iterable[Sequence[float]]) -> Spread | None:
 
 
 def _once(arms: Iterable[Arm]) -> list[Arm]:
-    """Leave out arms that share a run with an arm of more runs, since studies of one baseline often repeat its runs."""
+    """If two arms share a run, leave out the arm with fewer runs; studies often share runs of one baseline."""
     kept: list[Arm] = []
     counted: set[str] = set()
     for arm in sorted(arms, key=lambda arm: len(_hashes(arm)), reverse=True):

@@ -1,4 +1,4 @@
-"""Describe a study or a replication before its first step: its cost, and notes for the user."""
+"""Describe a study or a replication before its first step, with its cost and with notes for the user."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tintype.wording import rendered, setting
 
 @dataclass(frozen=True)
 class PlannedStudy:
-    """A study before its first step."""
+    """The description of a study before its first step."""
 
     study: Study
     folder: Path
@@ -31,7 +31,7 @@ class PlannedStudy:
     estimate: StudyEstimate
     """Cost of a run of each arm on one GPU."""
     cost: Cost | None = None
-    """The number of its runs and the time that they take; None where nobody asked for it."""
+    """The number of runs and their duration; None if the caller did not ask for them."""
 
 
 @dataclass(frozen=True)
@@ -41,26 +41,26 @@ class HeldVerdict:
     arm: str
     metric: str
     label: str
-    """The metric in words."""
+    """The name of the metric for readers."""
     verdict: str
 
 
 @dataclass(frozen=True)
 class PlannedReplication:
-    """A replication before its first run."""
+    """The description of a replication before its first run."""
 
     seeds: list[int]
     arms: list[str]
-    """The arms that fresh runs are made of, or taken from the finished study."""
+    """The arms for which fresh runs are made, or are taken from the finished study."""
     claims: list[HeldVerdict]
     cost: Cost | None = None
-    """Fresh runs, and the time that they take; None where those of a finished study are taken."""
+    """The number of fresh runs and their duration; None if runs of a finished study are used."""
     source: str = ""
-    """Name of the finished study whose runs are taken; empty if fresh runs are made."""
+    """Name of the finished study whose runs are used; empty if fresh runs are made."""
 
 
 def notes_before(study: Study, out: Path, past: Sequence[Path] = ()) -> list[Note]:
-    """Return what to know before the first step. The seed spread is known from `past` studies."""
+    """Describe a study before its first step. The seed spread comes from the `past` studies."""
     return [
         *_on_arms(study),
         *(Note("warning", text, {"arms": arms}, warns=True) for text, arms in _warnings(study)),
@@ -93,7 +93,7 @@ def _on_arms(study: Study) -> Iterator[Note]:
 
 
 def _warnings(study: Study) -> list[tuple[str, list[str]]]:
-    """Return each warning of the arms' plans once, with the labels of its arms."""
+    """Return each warning about the arms' plans once, with the labels of the arms with this warning."""
     about: dict[str, list[str]] = {}
     for arm in study.arms:
         for text in arm.plans[0].warnings:
@@ -103,7 +103,7 @@ def _warnings(study: Study) -> list[tuple[str, list[str]]]:
 
 
 def _on_bank(study: Study, out: Path) -> Iterator[str]:
-    """Say how many stored runs will serve a study; nothing where it names none."""
+    """State how many stored runs a study will use; return nothing if the study names no stored runs."""
     if not study.settings.analysis.bank or (bank := read_bank(out) or take_bank(study)) is None:
         return
     served = serve(bank, study, {}, {})

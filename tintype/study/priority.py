@@ -1,15 +1,15 @@
-"""Priority of arms: the gain and cost of each, its possible ranks, and whether it is on the front.
+"""Priority of arms: gain, cost and possible ranks of each arm, and whether the arm is on the Pareto front.
 
-For one metric at one resolution, a plan is *shown better* than another by one of these:
-- A verdict on an arm against the baseline, or on two arms that the study declares to compare.
-- The contrast of two arms that the study does not declare. All these pairs, on all primary metrics and at all
-  resolutions, share 1% equally. The verdicts on primary metrics have the other 4%.
-- A conclusion: one is better than the baseline, and the other is worse than it.
+For a metric at a resolution, a plan is *shown better* than another plan by any of these:
+- The verdict on an arm against the baseline, or on two arms that the study declares to compare.
+- The contrast of two arms for which the study declares no comparison. The pairs of undeclared contrasts, over all
+  primary metrics and resolutions, share 1% of error equally. The verdicts on primary metrics share the remaining 4%.
+- A conclusion: one plan is better than the baseline, and the other plan is worse than the baseline.
 
-Among K plans (the arms and the baseline), an arm's best rank is 1 + the number of plans shown better. Its worst rank is
-K - the number of plans that the arm is shown better than. An arm is *on the front* unless a plan of equal or lower cost
-is shown better. The cost is the time of a step, measured alone on a GPU. A plan of unknown cost is neither cheaper nor
-dearer than another plan.
+Among K plans (the arms and the baseline), an arm's best rank is 1 + the number of plans that are shown better than the
+arm. The arm's worst rank is K - the number of plans that the arm is shown better than. An arm is *on the front* unless
+a plan with equal or lower cost is shown better than the arm. The cost is the duration of a training step, measured
+alone on a GPU. A plan with unknown cost is neither cheaper nor more expensive than another plan.
 """
 
 from __future__ import annotations
@@ -31,27 +31,30 @@ from tintype.study.verdicts import cells_of
 
 @dataclass(frozen=True)
 class Priority:
-    """An arm, or the baseline, on one metric. Gains are shares of the baseline's mean; more is better."""
+    """The priority of an arm, or of the baseline, for one metric.
+
+    Gains are fractions of the baseline's mean; larger is better.
+    """
 
     arm: str
     resolution: str
     metric: str
     verdict: str
-    """The verdict against the baseline, or why the arm is not ranked; empty for the baseline."""
+    """The verdict against the baseline, or the reason why the arm is not ranked; empty for the baseline."""
     gain: Interval | None = None
-    """Corrected for selection if there is a verdict; None if the arm is not ranked."""
+    """The gain, corrected for selection if there is a verdict; None if the arm is not ranked."""
     equal_time: Interval | None = None
-    """The gain at the training time of the baseline; None if it was not scored."""
+    """The gain at the training time of the baseline; None if there is no score at that time."""
     step_s: float | None = None
-    """Seconds of a step, measured alone on a GPU."""
+    """Seconds of a training step, measured alone on a GPU."""
     cost: float | None = None
-    """Seconds of a step, divided by the baseline's."""
+    """Seconds of a training step, divided by the baseline's seconds."""
     rank: tuple[int, int] | None = None
-    """Best and worst possible rank of the arm; None if it is not ranked."""
+    """Best and worst possible rank of the arm; None if the arm is not ranked."""
     of: int = 0
-    """Number of plans that are ranked."""
+    """Number of ranked plans."""
     dominated_by: tuple[str, ...] = ()
-    """Plans that are shown better at no higher cost."""
+    """Plans that are shown better than the arm and do not cost more."""
 
     @property
     def front(self) -> bool | None:
@@ -60,7 +63,7 @@ class Priority:
 
     @property
     def row(self) -> dict[str, Any]:
-        """Return it as plain data."""
+        """Return the priority as plain data."""
         gain, then, rank = self.gain, self.equal_time, self.rank
         row = {
             "arm": self.arm,
@@ -85,9 +88,10 @@ class Priority:
 
 
 def priorities(results: StudyResults) -> list[Priority]:
-    """Return the arms and the baseline on each primary metric, at each resolution, those on the front first.
+    """Return the priorities of the arms and the baseline for each primary metric and resolution, with arms on the front
+    first.
 
-    The order is then by rank, and at equal rank as in the study.
+    Arms are then ordered by rank; arms of equal rank keep the order of the study.
     """
     views, metrics = results.by_resolution(), [one for one in results.metrics if one.primary] or results.metrics[:1]
     tested = [metric for metric in metrics if is_tested(metric.name)]
@@ -104,12 +108,12 @@ def priorities(results: StudyResults) -> list[Priority]:
 
 
 def no_order(rows: Collection[Priority]) -> bool:
-    """Return whether no plan of one metric is shown better than another."""
+    """Return whether, for one metric, no plan is shown better than another plan."""
     return all(row.rank in (None, (1, row.of)) for row in rows)
 
 
 def _undeclared(view: StudyResults) -> list[tuple[Arm, Arm]]:
-    """Return the pairs of arms at one resolution that the study does not declare to compare."""
+    """Return the pairs of arms at one resolution for which the study declares no comparison."""
     declared = {frozenset((pair.first, pair.second)) for pair in view.between}
     arms = [arm for arm in view.arms if arm.role == "arm"]
     return [pair for pair in combinations(arms, 2) if frozenset(arm.name for arm in pair) not in declared]
@@ -150,7 +154,7 @@ def _of_metric(view: StudyResults, metric: MetricInfo, sheets: Mapping[str, Cell
 
 
 def _ranked_row(arm: Arm, metric: str) -> Comparison | None:
-    """Return the comparison of an arm that can be ranked: with all of its runs, in the baseline's space."""
+    """Return the comparison of an arm that can be ranked, with all of its runs and in the baseline's space."""
     row = arm.comparisons.get(metric)
     if row is None or row.verdict in get_args(Loss) or not math.isfinite(row.difference):
         return None
@@ -171,7 +175,7 @@ def _shown_better(
     sheets: Mapping[str, Cells],
     level: float,
 ) -> set[tuple[str, str]]:
-    """Return (better, worse) for each pair of plans whose order is shown."""
+    """Return (better, worse) for each pair of plans with a known order."""
     (baseline,) = (arm.name for arm in view.arms if arm.role == "baseline")
     compared = [(name, baseline, row) for name, row in rows.items()]
     compared += [
@@ -196,7 +200,7 @@ def _shown_better(
 def _ordered(
     one: Arm, other: Arm, metric: MetricInfo, margin: float, sheets: Mapping[str, Cells], level: float
 ) -> set[tuple[str, str]]:
-    """Return the order of two arms if their contrast shows one, by the seeds of the last look of both."""
+    """Return the order of two arms if their contrast decides it, on the seeds of both arms' last interim analysis."""
     seeds = [{run.seed for run in arm.runs} for arm in (one, other)]
     extra = {arm.name: own - (seeds[0] & seeds[1]) for arm, own in zip((one, other), seeds, strict=True)}
     shared = {name: cells.without(extra) for name, cells in sheets.items()} if any(extra.values()) else sheets
@@ -226,7 +230,7 @@ def _gain_at_equal_time(view: StudyResults, arm: Arm, metric: MetricInfo) -> Int
 
 
 def _relative(difference: Interval, baseline: float, metric: MetricInfo) -> Interval | None:
-    """Return a difference as a share of the baseline's mean, signed so that more is better."""
+    """Return a difference as a fraction of the baseline's mean, with a sign such that larger is better."""
     if not baseline:
         return None
     unit = abs(baseline) * (1 if metric.direction == "higher" else -1)

@@ -1,4 +1,4 @@
-"""The prompts of a study's scores, and how they relate to the captions of its arms."""
+"""Describe the prompts of a study's scores, and how the prompts relate to the training captions of the arms."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ class _Condition(BaseModel):
 
 
 class SampledPrompts(BaseModel):
-    """The part of a stored protocol that gives the prompts of the samples. Other keys are ignored."""
+    """The part of a stored protocol that determines the prompts of the samples. Other keys are ignored."""
 
     prompts: str = "long"
-    """The prompts of the main sampling; older protocols do not have the key."""
+    """The prompts of the main sampling; protocols of earlier versions do not have this key."""
     also: tuple[_Condition, ...] = ()
 
     def scored_on(self, metrics: Collection[str]) -> list[str]:
-        """Return the prompts on which any metric is measured, those of the main sampling first.
+        """Return the prompts on which any metric is measured, with the prompts of the main sampling first.
 
-        A sampled condition gives no number if there are no distances, no scenes and no encoder that reads text.
+        A sampled condition has no metric if there are no distances, no scenes and no text encoder.
         """
         named = [one.prompts for one in self.also if any(metric.endswith(f"_{one.name}") for metric in metrics)]
         return list(dict.fromkeys([self.prompts, *named]))
 
     def comparable(self) -> dict[str, str]:
-        """Return condition -> prompts, for conditions that differ from the main sampling in their prompts only."""
+        """Return condition -> prompts, for conditions that differ from the main sampling only in their prompts."""
         return {
             one.name: one.prompts
             for one in self.also
@@ -45,7 +45,7 @@ class SampledPrompts(BaseModel):
 
 
 def reads_other_captions(changed: Iterable[str]) -> bool:
-    """Return whether an arm that changes these keys is trained on other captions; caption dropout does not count."""
+    """Return whether an arm with these changed keys has different training captions; caption dropout does not count."""
     return any(key.partition(".")[0] == "captions" and key != "captions.dropout" for key in changed)
 
 
@@ -54,10 +54,10 @@ def kind_words(prompts: str) -> str:
 
 
 def one_kind_note(arms: Sequence[str], protocol: Mapping[str, object], metrics: Collection[str]) -> str:
-    """Return a warning if these arms read other captions and all are scored on one kind of prompt; otherwise ''.
+    """Return a warning if these arms use different captions but are all scored on one kind of prompt; otherwise ''.
 
-    A model does best on prompts like its training captions. PRX trained an arm on short captions, but scored the arm on
-    long prompts only. Such a score mixes the effect of the captions with the effect of unfamiliar prompts.
+    A model does best on prompts like its training captions. PRX trained an arm on short captions, but scored this arm
+    only on long prompts. Such a score mixes the effect of the captions with the effect of unfamiliar prompts.
     """
     sampled = SampledPrompts.model_validate(protocol)
     if not arms or len(sampled.scored_on(metrics)) > 1:
@@ -71,12 +71,12 @@ def one_kind_note(arms: Sequence[str], protocol: Mapping[str, object], metrics: 
 
 
 def caption_arms(results: StudyResults) -> list[Arm]:
-    """Return the arms that were trained on other captions than the baseline."""
+    """Return the arms that were trained on captions different from the baseline's."""
     return [arm for arm in results.arms if reads_other_captions(change.key for change in arm.changes)]
 
 
 def metrics_by_prompts(results: StudyResults) -> list[list[tuple[str, MetricInfo]]]:
-    """Return (prompts, metric) of each metric that was measured on several kinds of prompts, in a study of captions."""
+    """For a study of captions, return (prompts, metric) of each metric with several kinds of prompts."""
     if not caption_arms(results):
         return []
     known = {metric.name: metric for metric in results.metrics}

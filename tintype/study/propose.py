@@ -1,19 +1,20 @@
-"""Proposals: one more arm for a finished study, tested with as few runs as possible, and charged to the study's error.
+"""Proposals: test one more arm of a finished study with few runs, at the expense of the study's error.
 
-A proposal is compared with the study's baseline runs at planned looks (4, 8 and 16 seeds, unless the study plans its
-own). It is
+A proposal is compared with the study's baseline runs at interim analyses (4, 8 and 16 seeds, unless the study plans
+others). It is
 - kept if it is better in the study's first primary metric at its level, and not worse in any other primary metric;
-- dropped if it is worse, if the difference is within the margin, if nothing is in sight, if runs diverged or collapsed,
-  or if the last look shows no gain;
+- dropped if it is worse, the difference is within the margin, more seeds are unlikely to help, runs diverged or
+  collapsed, or the last analysis shows no gain;
 - given more seeds otherwise.
 
-The ledger (tintype/study/ledger.py) gives a proposal's level. The test is one-sided, since `keep` is the only claim.
-The looks share the level in proportion to their seeds. The first proposal fixes the baseline's seeds at each look.
-Otherwise a user could wait for a baseline with unlucky seeds. Spreads are pooled over the arm and the baseline as in
-any study.
+The ledger (tintype/study/ledger.py) determines a proposal's level. The test is one-sided, since `keep` is the only
+claim. The level is divided among the interim analyses in proportion to their seeds. The first proposal fixes the
+baseline's seeds for each interim analysis. Otherwise a user could wait until the baseline has unlucky seeds. Spreads
+are pooled over the arm and the baseline, as in any study.
 
-If a run of the baseline is lost, a proposal is refused, not dropped. If this is known before the proposal begins, no
-error is spent. The baseline never changes: to build on a kept arm, begin a new study with its plan.
+If a run of the baseline is lost, the proposal is not dropped; instead an error is raised. If the loss is known before
+the proposal begins, the proposal spends none of the study's error. The baseline never changes, so a change on top of a
+kept arm needs a new study with the kept arm's plan.
 """
 
 from __future__ import annotations
@@ -55,18 +56,18 @@ from tintype.wording import option
 
 Answer: TypeAlias = Literal["keep", "drop", "more seeds needed"]
 Runs: TypeAlias = Mapping[Role, Sequence[Run]]
-"""The runs of a proposal's arm, of the baseline, and of the control if there is one."""
+"""The runs of a proposal's arm, of the baseline, and of the control if the study has one."""
 LOOKS = SeedPlan(first=4, most=16)
-"""Looks at proposals to a study that plans none itself."""
+"""Interim analyses of proposals, for a study that plans none itself."""
 NOT_WORSE = CONFIDENCE
 """Confidence of the uncorrected interval that tests whether an arm is worse in another primary metric."""
 _SUREST = 1 - 1e-12
-"""Largest confidence of an interval: the float before one."""
+"""Largest confidence of an interval, which is the largest float below one."""
 _NAME = re.compile(r"[\w][\w -]*")
 
 
 def parse_arm(text: str) -> ArmSettings:
-    """Parse an arm `NAME=PART + PART`; each part is a technique, or an override `key.path=value`."""
+    """Parse an arm `NAME=PART + PART`; each part is either a technique or an override `key.path=value`."""
     name, sign, rest = (part.strip() for part in text.partition("="))
     parts = [part.strip() for part in rest.split(" + ")]
     if not sign or not _NAME.fullmatch(name) or not all(parts):
@@ -84,7 +85,7 @@ def parse_arm(text: str) -> ArmSettings:
 
 
 def parse_looks(text: str | None) -> SeedPlan | None:
-    """Return the plan of looks of growing numbers of seeds, as `4,8,16`."""
+    """Parse increasing numbers of seeds for the interim analyses, such as `4,8,16`."""
     if text is None:
         return None
     try:
@@ -98,20 +99,20 @@ def parse_looks(text: str | None) -> SeedPlan | None:
 
 @dataclass(frozen=True)
 class Judgement:
-    """Answer of one look at a proposal."""
+    """Answer of one interim analysis of a proposal."""
 
     answer: Answer
     reason: str
     rows: Mapping[str, Comparison]
-    """The comparisons with the baseline by metric."""
+    """The comparisons with the baseline, by metric."""
 
 
 def judge(
     runs: Runs, metrics: Metrics, analysis: AnalysisSettings, level: float, most: int, last: bool = False
 ) -> Judgement:
-    """Test a proposal at one look. It must be better in the first of the metrics.
+    """Test a proposal at one interim analysis. The proposal must be better in the first of the metrics.
 
-    `level` is the one-sided level of this look. `most` is the number of seeds at the last look.
+    `level` is the one-sided level of this interim analysis. `most` is the number of seeds at the last interim analysis.
     """
     (first, meaning), *others = metrics.items()
     row = compare_proposal(runs, first, metrics, analysis, 1 - 2 * level)
@@ -134,7 +135,7 @@ def judge(
 def compare_proposal(
     runs: Runs, metric: str, metrics: Metrics, analysis: AnalysisSettings, confidence: float
 ) -> Comparison:
-    """Compare one metric of a proposal's runs with the baseline's, without collapsed runs.
+    """Compare a proposal's runs with the baseline's runs for one metric, without collapsed runs.
 
     An arm that collapses more often than the baseline is unstable.
     """
@@ -162,38 +163,38 @@ def compare_proposal(
 
 
 class Proposal(BaseModel):
-    """A proposal and its state."""
+    """A proposal and its current state."""
 
     model_config = ConfigDict(frozen=True)
 
     number: int
     name: str
     plan: str
-    """Hash of its plan with seed 0."""
+    """Hash of the proposal's plan with seed 0."""
     answer: Answer
     reason: str
     seeds: int
     """Seeds of the arm that were compared."""
     level: float
-    """Part of the error that it has spent."""
+    """Fraction of the error that the proposal has spent."""
     comparisons: dict[str, Comparison]
-    """The comparison with the baseline at its last look, by metric."""
+    """The comparison with the baseline at the last interim analysis, by metric."""
     repeats: str | None = None
-    """Name of the earlier proposal with the same plan, which gave this answer."""
+    """Name of the earlier proposal with the same plan, whose answer is reused."""
     more_seeds: int = 0
-    """Seeds of the arm that the next look adds."""
+    """Seeds of the arm that the next interim analysis adds."""
     minutes: float | None = None
-    """Expected time of the next look's runs; None if no run was measured, or none is left."""
+    """Expected duration of the runs of the next interim analysis; None if no run was measured, or no run is left."""
     failed: list[str] = []
     """Runs that failed in this command; the same command tries them again."""
     kept_plan: str | None = None
-    """File of the plan of a kept arm, to begin a new study with."""
+    """File with the plan of a kept arm, from which a new study can start."""
     error_left: float
-    """Part of the error that later proposals may spend together."""
+    """Fraction of the error that all later proposals may spend together."""
     ledger: str
-    """Hash of the ledger's last line. If a later ledger lacks this line, it was changed."""
+    """Hash of the ledger's last line. If a later version of the ledger lacks this line, the ledger was changed."""
     signal: int | None = None
-    """The signal that stopped this command; None if none did."""
+    """The signal that stopped this command; None if no signal came."""
 
     @property
     def exit_code(self) -> int:
@@ -202,7 +203,7 @@ class Proposal(BaseModel):
 
     @property
     def words(self) -> str:
-        """Return the answer in a line."""
+        """Describe the answer on one line."""
         if self.answer != "more seeds needed":
             return f"{self.answer}: {self.reason}"
         if self.minutes is None:
@@ -220,10 +221,10 @@ def propose(
     looks: SeedPlan | None = None,
     dry_run: bool = False,
 ) -> Proposal:
-    """Test one more arm of a study: make the runs that it needs, and answer.
+    """Test one more arm of a study: make the runs that the test needs, and return the answer.
 
-    A look begins only if its expected time fits into the rest of `budget_s`. With `dry_run` nothing is run and nothing
-    is spent. Only the first proposal can set `looks`.
+    An interim analysis begins only if its expected duration fits into the rest of `budget_s`. With `dry_run`, no run is
+    made and no error is spent. Only the first proposal can set `looks`.
     """
     _ledger_of(out)  # before the lock, which would make the folder
     with locked(out, "propose one arm after another"):
@@ -286,7 +287,7 @@ class _Chain:
         return cls(out, study, ledger, begun)
 
     def find(self, arm: ArmSettings) -> Charged | None:
-        """Return the proposal with the plan of this arm; raise if the study has the arm, or the name is taken."""
+        """Return the proposal with the plan of this arm; raise if the study has the arm, or the name is used."""
         study = self.study_of(arm)
         plan = _plan_hash(_arm_of(study, arm).plans[0])
         for one in self.study.arms:
@@ -302,7 +303,7 @@ class _Chain:
         return found
 
     def study_of(self, arm: ArmSettings) -> Study:
-        """Return the study with the proposed arm and all seeds that it may get."""
+        """Return the study with the proposed arm and all seeds that this arm may get."""
         study = study_with_arm(self.out, arm, self._all_seeds, self.begun.control)
         own = _arm_of(study, arm)
         if reason := incomparable(study).get(own_key(own.name, "arm", "", self.begun.metric)):
@@ -349,7 +350,7 @@ class _Work:
         return self.study.arms[-1]
 
     def judge(self, entered: Charged, interrupt: Interrupt, run: bool = True) -> Proposal:
-        """Make look after look until there is an answer. Without `run`, use the existing runs."""
+        """Make one interim analysis after another until there is an answer. Without `run`, use only existing runs."""
         looks, seen = planned_shares(self.chain.begun.looks), 0
         rows: Mapping[str, Comparison] = {}
         for look, share in looks:
@@ -367,7 +368,7 @@ class _Work:
         raise AssertionError("the last look always answers")
 
     def _run(self, look: LookSeeds, interrupt: Interrupt) -> list[str]:
-        """Make the runs of a look, if they fit into the budget; return the runs that failed."""
+        """Make the runs of an interim analysis, if they fit into the budget; return the runs that failed."""
         tasks, seconds = self._left(look)
         if not tasks or self.budget.refusal(tasks, seconds):
             return []
@@ -376,14 +377,14 @@ class _Work:
         return [f"{one.key[0]}, seed {one.key[1]}: {one.text}" for one in last.values() if one.state == "failed"]
 
     def _left(self, look: LookSeeds) -> tuple[list[Task], RunSeconds]:
-        """Return the runs of a look that have not ended, and the seconds that runs of the study took."""
+        """Return the unfinished runs of an interim analysis, and the seconds that runs of the study took."""
         runs = standing_runs(self.study, self.chain.out)
         states = {(label, run.seed): run.state for label, some in runs.items() for run in some}
         left = [task for task in self.tasks(look) if states[task.key] not in ("done", "diverged")]
         return left, run_seconds(runs)
 
     def tasks(self, look: LookSeeds) -> list[Task]:
-        """Return all runs that a look compares, and those of the arms that the arm starts from, seed by seed."""
+        """Return all runs that an interim analysis compares, and the runs that they start from, seed by seed."""
         seeds = {"arm": look.arm, "baseline": look.baseline, "control": self.chain.begun.control}
         found = [
             task_of(self.study, one.label, plan, self.chain.out)
@@ -395,20 +396,20 @@ class _Work:
         return sorted(found, key=lambda task: order[task.plan.seed])
 
     def _runs(self, look: LookSeeds) -> dict[Role, list[Run]]:
-        """Return the runs that a look compares."""
+        """Return the runs that an interim analysis compares."""
         every = standing_runs(self.study, self.chain.out)
         seeds = {"arm": look.arm, "baseline": look.baseline, "control": self.chain.begun.control}
         compared = [one for one in self.study.arms if one.role != "arm" or one is self.arm]
         return {one.role: [run for run in every[one.label] if run.seed in seeds[one.role]] for one in compared}
 
     def _metrics(self) -> Metrics:
-        """Return the deciding metric, then the others in which the arm can be compared."""
+        """Return the deciding metric, followed by the other metrics in which the arm can be compared."""
         infos, apart = metric_infos(self.study), incomparable(self.study)
         names = [self.chain.begun.metric, *self.chain.begun.others]
         return {name: infos[name] for name in names if own_key(self.arm.name, "arm", "", name) not in apart}
 
     def refuse_lost_baseline(self) -> None:
-        """Raise if a baseline run of some look has ended without its metrics."""
+        """Raise if a baseline run of any interim analysis has ended without its metrics."""
         every = self._runs(self.chain.begun.looks[-1])
         for run in (run for role, some in every.items() if role != "arm" for run in some):
             lost = [metric for metric in self._metrics() if run.loss(metric)]
@@ -442,7 +443,7 @@ class _Work:
         failed: Sequence[str] = (),
         signal: int | None = None,
     ) -> Proposal:
-        """Return the state of a proposal that needs another look, with the expected cost of that look."""
+        """Return the state of a proposal that needs another interim analysis, with that analysis's expected cost."""
         left, seconds = self._left(look)
         minutes = self.budget.expected_s(left, seconds) / 60 if seconds.known else None
         found = _open(self.chain.ledger, entered, seen, rows, reason=f"the look at {len(look.arm)} seeds is not made")
@@ -457,13 +458,16 @@ class _Work:
 
 
 def planned_shares(looks: Sequence[LookSeeds]) -> list[tuple[LookSeeds, float]]:
-    """Return each look with its share of a proposal's level, in proportion to its seeds."""
+    """Return each interim analysis with its share of a proposal's level, in proportion to its seeds."""
     whole = sum(len(look.arm) for look in looks)
     return [(look, len(look.arm) / whole) for look in looks]
 
 
 def looks_at(plan: SeedPlan, order: Sequence[int], done: Sequence[int]) -> tuple[LookSeeds, ...]:
-    """Return the looks at a proposal whose arm gets seeds in this order. The baseline also has its finished seeds."""
+    """Return the interim analyses of a proposal whose arm gets seeds in this order.
+
+    The baseline also uses its finished seeds.
+    """
     return tuple(
         LookSeeds(arm=tuple(order[:count]), baseline=tuple(dict.fromkeys([*order[:count], *done])))
         for count in plan.counts
@@ -471,7 +475,7 @@ def looks_at(plan: SeedPlan, order: Sequence[int], done: Sequence[int]) -> tuple
 
 
 def _first_line(out: Path, study: Study, looks: SeedPlan | None) -> Begun:
-    """Return the reference of a study's proposals, from its present runs."""
+    """Return the reference of a study's proposals, based on the study's present runs."""
     settings, baseline = study.settings, study.arms[0]
     every, runs = settings.every_seed, standing_runs(study, out)
     done = [run.seed for run in runs[baseline.label] if run.state == "done"]
@@ -497,7 +501,7 @@ def _first_line(out: Path, study: Study, looks: SeedPlan | None) -> Begun:
 
 
 def _ledger_of(out: Path) -> Ledger:
-    """Return the ledger of a study; raise if it is missing although proposals were made."""
+    """Return the ledger of a study; raise if proposals were made but the ledger is missing."""
     if not (out / "study.yaml").is_file():
         raise UserError(f"{out} is not a study (no study.yaml)", "`tintype ablate STUDY --out DIR` makes one")
     made = any(command.argv[1:2] == ["propose"] for command in read_commands(out))
@@ -517,7 +521,7 @@ def _kept_file(ledger: Ledger, entered: Charged) -> Path:
 
 
 def _recorded(chain: _Chain, entered: Charged, answered: Answered, name: str) -> Proposal:
-    """Return the earlier answer to a plan."""
+    """Return the answer that an earlier proposal of the same plan got."""
     found = _proposal(chain.ledger, entered, answered)
     return found.model_copy(update={"name": name, "repeats": entered.name})
 

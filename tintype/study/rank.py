@@ -1,4 +1,4 @@
-"""The program of each rank of a study's run, started by `torchrun`: train the run; a worker scores it later."""
+"""The program of each rank of a study's run, started by `torchrun`; it only trains, and a worker scores later."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tintype.study.worker import about_run, anchor_of, end_lease, report_to
 
 
 def train_rank(run: RankedRun, world: World, interrupt: Interrupt) -> Message | None:
-    """Train as one of the ranks; return how it ended, or None if another process has the run."""
+    """Train as one of the ranks; return the final status, or None if another process has the run."""
     task = run.task()
     lease = _take(run, task) if world.leads else None
     shared = world.broadcast(None if lease is None else [lease.fence.suffix, lease.fence.takes_over])

@@ -1,7 +1,8 @@
-"""A run of several ranks (`run.ranks`): `torchrun` starts them in a child of the worker, which scores the run itself.
+"""Train a run on several ranks (`run.ranks`), which `torchrun` starts in a child process of the worker; the worker
+itself scores the run.
 
-The first rank holds the run's lease while the ranks train (`tintype.study.rank`). So the process that writes files is
-also the process that detects a lost lease. The ranks' output is in `launch/` of the study's folder.
+The first rank holds the run's lease while the ranks train (`tintype.study.rank`). So the process that writes files also
+detects when the lease is lost. The output of the ranks is in `launch/` in the study's folder.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _LOGS = "launch"
 
 @dataclass(frozen=True)
 class RankedRun:
-    """Everything that the ranks of a run need to know, for a file."""
+    """Information that the ranks of a run need, in a form that is written to a file."""
 
     arm: str
     plan: str
@@ -37,7 +38,7 @@ class RankedRun:
     round: str
     expiry_s: float
     over: int
-    """The number of the newest claim, which the worker watched until it ended; 0 if there is none."""
+    """The number of the newest claim, which the worker observed until the claim ended; 0 if there was no claim."""
 
     @classmethod
     def of(cls, task: Task, protocol: Protocol, leases: Path, round: str, expiry_s: float, over: int = 0) -> RankedRun:
@@ -55,7 +56,7 @@ class RankedRun:
 
 
 def start_ranks(run: RankedRun) -> subprocess.Popen[bytes]:
-    """Start the ranks of a run. They end with this process."""
+    """Start the ranks of a run, which end when this process ends."""
     task = run.task()
     place = run.leases.parent / _LOGS / f"ranks-{task.plan.hash}"
     place.parent.mkdir(exist_ok=True)

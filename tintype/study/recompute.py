@@ -1,8 +1,8 @@
-"""Recompute a study's verdicts from results.json if the runs' files are gone.
+"""Recompute a study's verdicts from results.json if the files of the runs are gone.
 
 The comparisons of a study are a function of its runs and its settings, and results.json has the metrics of every run.
-So the code that compares all other studies also compares a study without run folders. No number of a run changes. Each
-metric keeps the definition by which it was scored, and values of two definitions are never compared.
+So a study without run folders is compared by the same code as all other studies. The runs' numbers do not change. Each
+metric keeps the definition that was used for scoring, and values with different definitions are never compared.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from tintype.study.study import ArmPlan, Study
 
 
 def recompute(study: Study, stored: StudyResults, made: Sequence[MadeLook]) -> StudyResults:
-    """Return the stored results with their comparisons made again. `made` are the looks made at the study.
+    """Return the stored results with recomputed comparisons. `made` are the past interim analyses of the study.
 
-    Sampling errors stay as stored: they may come from single images, which results do not have.
+    Sampling errors are not recomputed, since they may require values of single images, which results do not contain.
     """
     arms = {arm.label: arm for arm in stored.arms}
     if unknown := arms.keys() - {arm.label for arm in study.arms}:
@@ -43,7 +43,7 @@ def recompute(study: Study, stored: StudyResults, made: Sequence[MadeLook]) -> S
 
 
 def _stored_runs(arm: ArmPlan, runs: Sequence[Run]) -> list[Run]:
-    """Return a run for each seed of an arm."""
+    """Return one run for each seed of an arm."""
     known = {run.seed: run for run in runs}
     missing = {
         plan.seed: Run(seed=plan.seed, hash=plan.hash, folder=f"runs/{plan.hash}", state="missing")
@@ -53,7 +53,7 @@ def _stored_runs(arm: ArmPlan, runs: Sequence[Run]) -> list[Run]:
 
 
 def _metrics(study: Study, stored: StudyResults) -> Metrics:
-    """Return the metrics as they were scored, with the bounds and scales that older results did not record."""
+    """Return the metrics as defined at scoring, with bounds and scales that earlier versions did not record."""
     today, found = metric_infos(study), dict[str, MetricInfo]()
     for info in stored.metrics:
         own = today.get(info.name, info)
@@ -71,7 +71,7 @@ def _with_errors(rows: Rows, stored: Rows) -> Rows:
 
 
 def _comparisons(found: StudyResults) -> Rows:
-    """Return the comparisons of all arms, with the baseline and with each other."""
+    """Return the comparisons of all arms with the baseline and with each other."""
     of_two = {
         between_key(pair.first, pair.second, pair.resolution, metric): row
         for pair in found.between

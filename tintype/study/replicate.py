@@ -1,23 +1,24 @@
-"""Replication of a study's verdicts on fresh seeds: which runs to make, and whether each verdict holds.
+"""Replicate a study's verdicts on fresh seeds: choose the runs to make, and test whether each verdict holds.
 
-A verdict is about a large measured difference, so its first estimate tends to be too large (the winner's curse). Fresh
-seeds are free of this selection. The first study stated each claim with its sign, so each is tested by itself,
-one-sided at 95%: the fresh interval has a confidence of 90%. A verdict of better or worse, in the claimed direction,
-- holds if the fresh interval lies wholly on the claimed side of zero;
+A verdict comes from a large measured difference, so its first estimate tends to be too large (the winner's curse).
+Fresh seeds do not have this selection bias. The first study gave each claim a sign, so each claim is tested separately
+and one-sided at 95%, by a fresh interval with a confidence of 90%. A verdict of better or worse
+- holds if the whole fresh interval lies on the claimed side of zero;
 - is contradicted if the fresh interval does not reach half of the first estimate, corrected for selection;
-- is open otherwise: the fresh seeds are too few.
+- is open otherwise, since there are too few fresh seeds.
 
 A verdict of same
 - holds if the fresh interval lies within the margin;
-- is contradicted if it lies wholly outside;
+- is contradicted if the whole fresh interval lies outside the margin;
 - is open otherwise.
 
-The fresh runs are made for the replication, or come from a finished study of the same plans and protocol. Their seeds
-were never used in this study.
+The fresh runs are made for the replication, or come from a finished study of the same plans and protocol. The fresh
+seeds were never used in this study.
 
-An open verdict states how many fresh seeds would settle it. If fresh runs diverged, the verdict is open, and their
-number is given. If fresh runs failed or are missing, the verdict is incomplete. Collapsed runs are counted, and the
-other runs are tested. If all fresh seeds differ by the same amount, that amount is the interval.
+An open verdict states how many fresh seeds would decide it. If fresh runs diverged, the verdict is open, and the report
+states the number of diverged runs. If fresh runs failed or are missing, the verdict is incomplete. Collapsed runs are
+counted, and only the other runs are tested. If the difference is the same for all fresh seeds, the interval contains
+only this difference.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ from tintype.study.study import Study, reseeded
 from tintype.wording import option
 
 FOLDER = "replication"
-"""Folder in a study's folder with the fresh runs."""
+"""Subfolder of a study's folder with the fresh runs."""
 _FILE = "replication.json"
 _FIRST_FRESH = 10_000
 Claimed = Literal["better", "worse", "same"]
@@ -67,12 +68,12 @@ class Claim:
     key: Key
     verdict: Claimed
     first: Interval
-    """The first difference, corrected for selection if known."""
+    """The difference in the first study, corrected for selection if the correction is known."""
     margin: float | None
     level: float = CONFIDENCE
-    """The confidence of the first interval."""
+    """The confidence of the interval in the first study."""
     arms: Sequence[str] = ()
-    """Labels of both arms, for a comparison of two."""
+    """Labels of both arms, for a comparison of two arms."""
 
     @property
     def metric(self) -> str:
@@ -80,12 +81,12 @@ class Claim:
 
     @property
     def arm(self) -> str:
-        """Return the arm's label; of two arms, both names."""
+        """Return the arm's label; for two arms, return both names."""
         return arm_label(self.key.arm, self.key.resolution)
 
 
 def claims_of(results: StudyResults) -> list[Claim]:
-    """Return a study's verdicts of better, worse and same, but not on throughput, which is measured and not tested."""
+    """Return a study's verdicts of better, worse and same, except for throughput, which is measured but not tested."""
     of_arms = [
         _claim(Key(arm.name, metric, arm.resolution), row.verdict, row)
         for arm in results.arms
@@ -113,14 +114,17 @@ def _claim(key: Key, verdict: Claimed, row: Comparison) -> Claim:
 
 
 def fresh_seeds(used: Iterable[int], count: int) -> list[int]:
-    """Return the first seeds from 10,000 on that were never used. The same files give the same seeds, to resume."""
+    """Return the first seeds from 10,000 on that were never used.
+
+    The same files give the same seeds, so that a command can resume.
+    """
     known = set(used)
     last = _FIRST_FRESH + count + len(known)
     return [seed for seed in range(_FIRST_FRESH, last) if seed not in known][:count]
 
 
 def used_seeds(study: Study, results: StudyResults, plans: Iterable[int]) -> set[int]:
-    """Return every seed that the study has used or may use. `plans` are the seeds of the runs in its folder."""
+    """Return every seed that the study has used or can use. `plans` has the seeds of the runs in the study's folder."""
     every = study.settings.every_seed
     read = [seed for look in results.looks for seed in (*look.seeds, *look.control_seeds)]
     runs = [run.seed for arm in results.arms for run in arm.runs]
@@ -129,7 +133,7 @@ def used_seeds(study: Study, results: StudyResults, plans: Iterable[int]) -> set
 
 
 def claimed_arms(study: Study, claims: Collection[Claim]) -> Study:
-    """Return the study with the arms of the claims, the arms that they start from, and their baselines."""
+    """Return the study with the arms of the claims, the arms on which these are based, and their baselines."""
     wanted = {label for claim in claims for label in claim.arms or (claim.arm,)}
     if unknown := wanted - {arm.label for arm in study.arms}:
         raise UserError(
@@ -148,14 +152,14 @@ def claimed_arms(study: Study, claims: Collection[Claim]) -> Study:
 
 @dataclass(frozen=True)
 class FreshRuns:
-    """Runs of another study on seeds that this one never used."""
+    """Runs of another study with seeds that this study never used."""
 
     study: Study
-    """The arms with such runs, and their baselines, with the seeds of the runs."""
+    """The arms with such runs, and their baselines, limited to the seeds of these runs."""
     runs: Mapping[str, list[Run]]
-    """By the arm's label."""
+    """Runs by the arm's label."""
     missing: list[str]
-    """Arms with a verdict that the other study lacks, or lacks on a fresh seed of the baseline."""
+    """Arms with a verdict for which the other study has no runs, or no runs on fresh seeds of the baseline."""
 
     @property
     def seeds(self) -> list[int]:
@@ -163,10 +167,10 @@ class FreshRuns:
 
 
 def fresh_runs(mine: StoredStudy, other: StoredStudy, study: Study, used: Collection[int]) -> FreshRuns:
-    """Return the runs of the other study that have the plans of `study` on seeds that were not `used`.
+    """Return the runs of the other study that have plans of `study`, with seeds that are not in `used`.
 
-    The arms of `study` are those with a verdict, and their baselines. The control seeds of the other study give more
-    runs of the baseline.
+    The arms of `study` are the arms with a verdict and their baselines. The control's seeds in the other study give
+    additional runs of the baseline.
     """
     if reason := why_apart(other, study.settings.evaluation.hash, mine.numerics):
         raise UserError(f"{option('from', other.folder)}: {reason}; it replicates nothing here")
@@ -213,7 +217,7 @@ def fresh_runs(mine: StoredStudy, other: StoredStudy, study: Study, used: Collec
 
 
 def judge(claim: Claim, fresh: Comparison | None) -> Outcome:
-    """Test a verdict on the comparison of the fresh runs; see the head of this file."""
+    """Test a verdict on the comparison of the fresh runs, by the rules in the module's docstring."""
     if fresh is None or fresh.verdict in ("incomplete", "failed"):
         return "incomplete"
     margin = claim.margin if fresh.margin is None else fresh.margin
@@ -224,7 +228,7 @@ def judge(claim: Claim, fresh: Comparison | None) -> Outcome:
 
 
 def judge_interval(verdict: Claimed, first: float, low: float, high: float, margin: float) -> Outcome:
-    """Test a verdict on a fresh interval. `first` is the first estimate; only *same* uses `margin`."""
+    """Test a verdict on a fresh interval. `first` is the first estimate; `margin` is used only for *same*."""
     if verdict == "same":
         if -margin <= low and high <= margin:
             return "holds"
@@ -237,17 +241,17 @@ def judge_interval(verdict: Claimed, first: float, low: float, high: float, marg
 
 
 def _ends(fresh: Comparison) -> tuple[float, float] | None:
-    """Return the ends of the fresh interval; None if there is none, or if it leaves out diverged runs."""
+    """Return the ends of the fresh interval; None if there is no interval, or if it leaves out diverged runs."""
     if fresh.verdict in ("identical", "no spread"):
         return fresh.difference, fresh.difference
     return None if fresh.verdict == "diverged" else fresh.ends
 
 
 def _seeds_to_settle(claim: Claim, fresh: Comparison) -> int | None:
-    """Return the fresh seeds that would settle an open verdict; None if a thousand would not.
+    """Return the number of fresh seeds that would decide an open verdict; None if a thousand would not decide it.
 
-    This assumes that the difference stays the same, and that its interval shrinks with the root of the number of seeds.
-    The additional degrees of freedom would shrink the interval a little more.
+    The calculation assumes that the difference stays the same, and that its interval shrinks with the root of the
+    number of seeds. Additional degrees of freedom would shrink the interval slightly more.
     """
     ends, seeds = _ends(fresh), len(fresh.differences)
     if ends is None:
@@ -261,10 +265,11 @@ def _seeds_to_settle(claim: Claim, fresh: Comparison) -> int | None:
 
 
 def pool(first: Interval, level: float, fresh: Interval, fresh_level: float) -> Interval | None:
-    """Return the inverse-variance mean of two differences with its 95% interval; None if one has no interval.
+    """Return the inverse-variance mean of two differences with its 95% interval; None if one of them has no interval.
 
     A standard error is the half-width of an interval over the normal quantile of its confidence. The intervals are
-    Student's, so the errors, and the pooled interval, are a little too wide. Both are in the metric's unit.
+    Student's t intervals, so the standard errors and the pooled interval are slightly too wide. Both differences are in
+    the metric's unit.
     """
     errors = [_error(first, level), _error(fresh, fresh_level)]
     if not all(error and math.isfinite(error) for error in errors):
@@ -284,7 +289,7 @@ def _normal_quantile(confidence: float) -> float:
 
 
 def replicated(claim: Claim, fresh: Comparison | None) -> Replicated:
-    """Return a verdict with its outcome on fresh seeds."""
+    """Return a verdict together with its outcome on fresh seeds."""
     outcome, interval = judge(claim, fresh), None
     if fresh is not None and fresh.differences and fresh.verdict not in ("incomplete", "failed", "diverged"):
         interval = fresh.interval
@@ -303,7 +308,7 @@ def replicated(claim: Claim, fresh: Comparison | None) -> Replicated:
 
 
 def _words(fresh: Comparison) -> str:
-    """Return the verdict of the fresh runs that did not collapse, and how many collapsed."""
+    """Return the verdict from the fresh runs that did not collapse, and the number of collapsed runs."""
     verdict = fresh.lost or fresh.healthy_verdict or fresh.verdict
     collapsed, others = len(fresh.collapsed), len(fresh.baseline_collapsed)
     runs = f"{collapsed} of {len(fresh.differences)} runs collapsed" if collapsed else ""

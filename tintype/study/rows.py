@@ -1,6 +1,6 @@
-"""The table of a study's verdicts: one row for each comparison, including impossible ones.
+"""Make the table of a study's verdicts, with one row for each comparison, including impossible comparisons.
 
-Reports, the terminal, the live page, `--json`, verdicts.csv, trackers and the library show these rows and no others.
+Reports, the terminal, the live page, `--json`, verdicts.csv, trackers and the library show exactly these rows.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tintype.study.stats.contrast import Kind
 
 TOO_FEW_SEEDS = "too few seeds"
 _FAR = 10.0
-"""An interval's end is hidden if it is this many times as far away as the means, and too few seeds show a change."""
+"""An interval's end is hidden if it is this many times farther away than the means, and there are too few seeds."""
 MIXED = "mixed"
 """Verdict on an arm that is better on one primary metric and worse on another."""
 NO_RUNS = "no runs to compare"
@@ -65,49 +65,49 @@ _GLYPHS = {
 
 
 def glyph(verdict: str) -> str:
-    """Return the sign beside a verdict's words; verdicts without a sign of their own get a common one."""
+    """Return the sign that is shown next to a verdict; verdicts without their own sign share a common sign."""
     return _GLYPHS.get(verdict, "!")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One metric of an arm, of two arms, of a trend over resolutions, or of a factor: its verdict and its numbers.
+    """The verdict and the numbers for one metric of an arm, of two arms, of a trend over resolutions, or of a factor.
 
-    Differences are arm minus baseline; for two arms, first minus second. A trend has differences of logarithms of
-    ratios.
+    A difference is the arm minus the baseline; for two arms, the first minus the second. For a trend, differences are
+    differences of log ratios.
     """
 
     kind: Kind
     arm: str
-    """Its name; for two arms "first against second", for a factor its name, for an interaction its parts."""
+    """The arm's name; for two arms "first against second", for a factor its name, for an interaction its parts."""
     resolution: str
     metric: MetricInfo
     primary: bool
     decimals: int
-    """Decimals that suit the interval; those of the metric's column without an interval."""
+    """Number of decimals suited to the interval; without an interval, the number in the metric's column."""
     verdict: str
     words: str
-    """The verdict; if runs diverged, failed or collapsed, how many; without a verdict, the reason."""
+    """The verdict with the number of diverged, failed or collapsed runs; without a verdict, the reason."""
     comparison: Comparison | None = None
-    """None if nothing is compared."""
+    """The comparison; None if nothing is compared."""
     replicated: str = ""
-    """Outcome of the verdict on fresh seeds, or that none were run; empty if there is nothing to replicate."""
+    """Outcome of the verdict on fresh seeds, or a remark that none were run; empty if there is nothing to replicate."""
     effect: FactorEffect | None = None
-    """None except for main effects and interactions."""
+    """The interaction; None except for main effects and interactions."""
 
     @property
     def label(self) -> str:
-        """Return its name, with the resolution if the study has several."""
+        """Return the name of the row, with the resolution if the study has several."""
         return arm_label(self.arm, self.resolution)
 
     @property
     def title(self) -> str:
-        """Return the metric with its better direction."""
+        """Return the metric's label, with the direction of better values."""
         return f"{self.metric.label} ({self.metric.direction} is better)"
 
     @property
     def marked(self) -> str:
-        """Return the verdict's words with its sign."""
+        """Return the verdict's text with its sign."""
         return f"{glyph(self.verdict)} {self.words}"
 
     # Numbers in writing; a dash for what is not known.
@@ -129,7 +129,7 @@ class Row:
 
     @property
     def interval(self) -> str:
-        """Return both ends of the interval, or that seeds are too few to bound it; empty without an interval."""
+        """Return both ends of the interval, or a remark that there are too few seeds; empty without an interval."""
         ends = self.comparison.ends if self.comparison else None
         if ends is None or self.comparison is None:
             return ""
@@ -158,18 +158,18 @@ class Row:
 
     @property
     def beside(self) -> str:
-        """Return the corrected difference, the outcome on fresh seeds, the seeds that would decide, and the remark."""
+        """Return the corrected difference, the outcome on fresh seeds, the seeds needed to decide, and the remark."""
         note = self.comparison.note if self.comparison else ""
         return "; ".join(filter(None, [self.corrected, self.replicated, self.needed, note]))
 
     @property
     def relative(self) -> str:
-        """Return the difference in percent of the baseline's mean."""
+        """Return the difference as a percentage of the baseline's mean."""
         return percent(relative(self.comparison) if self.comparison else None)
 
     @property
     def corrected(self) -> str:
-        """Return the estimate that allows for the selection of large differences; empty if there is none."""
+        """Return the estimate that is corrected for the selection of large differences; empty if there is none."""
         found = self.comparison.corrected if self.comparison and self.verdict in FOUND else None
         if found is None:
             return ""
@@ -178,23 +178,23 @@ class Row:
 
     @property
     def blind(self) -> bool:
-        """Return whether the seeds are too few to detect any possible change."""
+        """Return whether there are too few seeds to detect any possible change."""
         return self.comparison is not None and too_few_seeds(self.metric, self.comparison)
 
     @property
     def detectable(self) -> str:
-        """Return the smallest detectable difference, or that the seeds are too few to find any."""
+        """Return the smallest detectable difference, or a remark that there are too few seeds to detect any."""
         return TOO_FEW_SEEDS if self.blind else self.written(self.comparison.detectable if self.comparison else None)
 
     @property
     def needed(self) -> str:
-        """Return how many seeds would decide; empty if it is decided, or if a thousand would not."""
+        """Return how many seeds would decide the comparison; empty if it is decided, or if a thousand are too few."""
         seeds = self.comparison.seeds_needed if self.comparison else None
         return f"{seeds:,} seeds would decide" if seeds else ""
 
     @property
     def data(self) -> dict[str, Any]:
-        """Return the row as plain data: numbers that are not finite are None."""
+        """Return the row as plain data, with None in place of numbers that are not finite."""
         one = self.comparison
         known = one.model_dump(include=set(_NUMBERS)) if one else dict.fromkeys(_NUMBERS)
         corrected = one.corrected if one else None
@@ -224,7 +224,7 @@ _NUMBERS = ("mean", "baseline_mean", "difference", "low", "high", "level", "p", 
 
 
 def rows_of(results: StudyResults, *, primary: bool = False) -> list[Row]:
-    """Return the rows of arms, then of pairs of arms, trends and factors; on the `primary` metrics alone if asked."""
+    """Return rows of arms, then of pairs of arms, trends and factors; with `primary`, only for primary metrics."""
     asked = {metric.name for metric in primary_metrics(results)}
     shown = {one.name: one for one in results.metrics if not primary or one.name in asked}
     usual = {name: metric_decimals(results, name) for name in shown}
@@ -257,13 +257,13 @@ def rows_of(results: StudyResults, *, primary: bool = False) -> list[Row]:
 
 
 def _is_unbounded(metric: MetricInfo, one: Comparison) -> bool:
-    """Return whether an interval is so wide that its ends are not worth showing."""
+    """Return whether an interval is so wide that its ends are hidden."""
     usual = max(abs(one.baseline_mean), abs(one.mean))
     return one.ends is not None and too_few_seeds(metric, one) and max(map(abs, one.ends)) > _FAR * usual
 
 
 def effect_of(results: StudyResults, arm: Arm, row: Row) -> Effect:
-    """Return the data of an arm in a figure: its runs, mean and interval, all relative to the row's baseline mean."""
+    """Return an arm's data for a figure: runs, mean and interval, relative to the row's baseline mean."""
     one = row.comparison
     assert one is not None
     looks = {number: look.seeds for number, look in enumerate(results.looks, 1)}
@@ -291,7 +291,7 @@ def _said(verdict: str, words: str, comparison: Comparison | None = None, replic
 
 
 def _of_two(results: StudyResults, of: Arm | Between, metric: MetricInfo) -> dict[str, Any]:
-    """Return the row of an arm, or of two arms, on a metric."""
+    """Return the row of an arm, or of two arms, for one metric."""
     if reason := of.incomparable.get(metric.name, ""):
         return _said(NOT_COMPARABLE, f"{NOT_COMPARABLE}: {reason}")
     if (one := of.comparisons.get(metric.name)) is None:

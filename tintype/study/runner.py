@@ -1,6 +1,6 @@
-"""A run of a study: train it, then score it. Finished work is skipped, and unfinished work is resumed.
+"""Train and score a run of a study. Finished work is skipped, and unfinished work is resumed.
 
-Runs are taken seed by seed, so that the arms of one seed run close together in time and can be compared fairly.
+Runs are made seed by seed, so that the arms of one seed run close together in time and can be compared fairly.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from tintype.train.session import Session
 from tintype.train.steps import Progress
 
 OUT_OF_MEMORY, GPU_LOST = "out of memory", "the GPU failed"
-"""The start of the error of a run that ran out of GPU memory, or whose GPU failed."""
+"""Prefix of the error of a run that ran out of GPU memory, or whose GPU failed."""
 HOST_KILLED = "the host ran out of memory"
-"""The start of the error of a process that the kernel killed for lack of memory."""
+"""Prefix of the error of a process that the kernel killed for lack of memory."""
 STUCK = "it stood still"
-"""The start of the error of a process that hung after the GPU had failed in another process."""
+"""Prefix of the error of a process that hung after the GPU had failed in another process."""
 NO_ROOM = "no space is left on the disk"
-"""The start of the text of a run that stopped because the disk is full."""
+"""Prefix of the text of a run that stopped because the disk is full."""
 _SEND_S = 0.25
 _PROBE_IMAGES = 32
 State = Literal[
@@ -54,18 +54,19 @@ State = Literal[
 ]
 STATES: tuple[State, ...] = get_args(State)
 ENDED: tuple[State, ...] = ("done", "diverged", "failed")
-"""States of a run that is tried again only on request."""
+"""States of a run that is tried again only if the user asks."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """Progress of one run, sent by its worker. `share` is the finished part of the task, 0 to 1."""
+    """Progress of one run, sent by its worker. `share` is the finished fraction of the task, from 0 to 1."""
 
     key: tuple[str, int]
     state: State
-    """State of the run. `lost`: another worker has taken it over. `died`: memory ran out. `full`: the disk is full.
+    """State of the run. `lost`: another worker has taken over the run. `died`: memory ran out. `full`: the disk is
+    full.
 
-    `crowded`: memory ran out while other runs used it too, so the run goes back to the queue.
+    `crowded`: memory ran out while other runs also used it, so the run goes back to the queue.
     """
     share: float = 0.0
     text: str = ""
@@ -74,27 +75,27 @@ class Message:
     images_per_s: float | None = None
     training_s: float = 0.0
     scoring_s: float = 0.0
-    """Seconds of training and scoring of a finished run."""
+    """Seconds for training and scoring a finished run."""
     peak_bytes: int = 0
     gpu_bytes: int = 0
-    """Peak of the GPU memory that the run needed, and the GPU's total; 0 if it did not train on a GPU."""
+    """Peak of the run's GPU memory, and the GPU's total memory; 0 if the run did not train on a GPU."""
     needs_bytes: int = 0
-    """Bytes of GPU memory that a crowded run needs at least; 0 if its share was large enough but not free."""
+    """Minimum of GPU memory in bytes that a crowded run needs; 0 if its share was large enough but not free."""
 
 
 @dataclass(frozen=True)
 class Task:
     arm: str
-    """The arm's label: its name, and its resolution if there are several."""
+    """The arm's label, which is its name, and its resolution if there are several."""
     plan: Plan
     folder: Path
-    """Folder in which the study trains it; it may not exist yet."""
+    """Folder in which the study trains the run; the folder may not exist yet."""
     along: Along | None = None
     """Steps at which the run is scored during training; None if only its final weights are scored."""
     retries: int = RETRIES
-    """How many times the run is tried again if its process dies."""
+    """How many times the run is tried again after its process died."""
     headline: tuple[str, ...] = PRIMARY
-    """Metrics to report when it is done."""
+    """Metrics to report when the run is finished."""
 
     @property
     def key(self) -> tuple[str, int]:
@@ -102,17 +103,17 @@ class Task:
 
     @property
     def parent(self) -> str | None:
-        """Return the hash of the plan whose run it starts from."""
+        """Return the hash of the plan of the run from which this run starts."""
         return self.plan.start.parent_plan if self.plan.start else None
 
     @property
     def record(self) -> RunRecord:
-        """Return a record of the run's files as they are now."""
+        """Return a record of the present state of the run's files."""
         return RunRecord(self.folder, self.plan)
 
     @property
     def has_unscored(self) -> bool:
-        """Return whether weights of chosen steps wait for their score."""
+        """Return whether weights of chosen steps are not scored yet."""
         return self.along is not None and self.record.kept.is_dir()
 
     def trained_folder(self) -> Path:
@@ -126,12 +127,12 @@ class Task:
 
 
 def task_of(study: Study, label: str, plan: Plan, out: Path, along: Along | None = None) -> Task:
-    """Return a run of a study, in its place in the study's folder."""
+    """Return the task for a run of a study, with the run's folder in the study's folder."""
     return Task(label, plan, out / "runs" / plan.hash, along, study.settings.retries, study.settings.primary)
 
 
 def tasks_of(study: Study, out: Path) -> list[Task]:
-    """Return the runs of all arms, seed by seed."""
+    """Return the tasks for the runs of all arms, seed by seed."""
     return [
         task_of(study, arm.label, arm.plans[index], out, study.along(arm.plans[index]))
         for index in range(len(study.arms[0].plans))
@@ -140,13 +141,19 @@ def tasks_of(study: Study, out: Path) -> list[Task]:
 
 
 def next_task(waiting: Sequence[Task], begun: Sequence[Task]) -> Task | None:
-    """Return the first task whose parent run has ended. If the parent failed, the task reports that when it begins."""
+    """Return the first task whose parent run has ended.
+
+    If the parent run failed, the task reports the failure when it begins.
+    """
     unfinished = {task.plan.hash for task in (*waiting, *begun)}
     return next((task for task in waiting if task.parent not in unfinished), None)
 
 
 _kept: list[Exception] = []
-"""Errors of a failed GPU, kept alive. To free the tensors in their frames, torch would call the GPU and may hang."""
+"""Errors of a failed GPU, stored so that they are never freed.
+
+To free the tensors in the errors' frames, torch would call the GPU and could hang.
+"""
 
 
 class _StoppedError(Exception):
@@ -162,9 +169,9 @@ def run_task(
     on_step: Callable[[int], None] = lambda step: None,
     score: bool = True,
 ) -> Message:
-    """Train and score a run. The `fence` is that of the worker's lease. Without `score` the run is not scored.
+    """Train and score a run. `fence` is the fence of the worker's lease. Without `score`, the run is only trained.
 
-    `on_step` is called after every step.
+    `on_step` is called after every training step.
     """
     sent_s = 0.0
 
@@ -240,9 +247,9 @@ def run_task(
 
 
 def _probe(protocol: Protocol, parts: Session, step: int) -> dict[str, float]:
-    """Measure the validation loss during training, on fewer images than the final one.
+    """Measure the validation loss during training, on fewer images than for the final loss.
 
-    With the smaller images of a stage it has a separate name.
+    On the smaller images of a stage, the loss has a separate name.
     """
     count, scored = min(_PROBE_IMAGES, protocol.validation_count), scored_data(parts.plan, protocol, step)
     source, size_px = held_out(scored, protocol), scored.data.size_px
@@ -253,7 +260,7 @@ def _probe(protocol: Protocol, parts: Session, step: int) -> dict[str, float]:
 
 
 def note_failure(task: Task, message: Message, fence: Fence = OPEN) -> None:
-    """Write why the run has no result, for the report; remove the files of earlier attempts."""
+    """Record the reason why the run has no result, for the report; remove the files of earlier attempts."""
     if message.state not in ENDED:
         return
     for state, name in FAILURES.items():

@@ -1,4 +1,4 @@
-"""Read the runs of a study from their files: metrics, curves, identities of frozen networks, sample images."""
+"""Read the runs of a study from their files, with metrics, curves, identities of frozen networks, and sample images."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ from tintype.train.speed import seconds_until
 T = TypeVar("T")
 _CURVE_POINTS = 200
 Runs: TypeAlias = Mapping[str, list[results.Run]]
-"""The runs of each arm, by its label."""
+"""The runs of each arm, by the arm's label."""
 PerImage: TypeAlias = Mapping[str, Mapping[str, list[float]]]
-"""The numbers of a run's images by metric, by the run's hash."""
+"""Values of a run's single images for each metric, by the run's hash."""
 NO_IMAGES: PerImage = MappingProxyType({})
 Metrics: TypeAlias = Mapping[str, results.MetricInfo]
-"""The metrics of a study by name, by the definitions of this version or of the version that scored its runs."""
+"""The metrics of a study by name, as defined by this version or by the version that scored the study's runs."""
 COMMANDS_FILE = "commands.jsonl"
-"""File in a study's folder: each command line that worked on it, oldest first."""
+"""File in a study's folder with each command line that worked on the study, oldest first."""
 
 
 def metric_infos(study: Study) -> dict[str, results.MetricInfo]:
-    """Describe each metric of a study, by the definitions of this version."""
+    """Describe each metric of a study, as defined by this version."""
     return {
         name: results.MetricInfo(
             name=name,
@@ -72,13 +72,16 @@ def metric_infos(study: Study) -> dict[str, results.MetricInfo]:
 
 
 def _pad(meaning: Definition) -> float:
-    """Return the continuity correction of a fraction: half an image, or two deviations if chance was subtracted."""
+    """Return a fraction's continuity correction: half an image, or two deviations if chance was subtracted."""
     count = meaning.count or round(0.5 / PAD)
     return 1 / math.sqrt(count) if meaning.metric.corrected_for_chance else 0.5 / count
 
 
 def standing_runs(study: Study, out: Path) -> dict[str, list[results.Run]]:
-    """Read every run from its files. A run with a damaged result is missing: a worker scores it again."""
+    """Read every run from its files.
+
+    A run with a damaged result counts as missing, so that a worker scores it again.
+    """
     protocol = study.settings.evaluation
 
     def read(plan: Plan) -> results.Run:
@@ -91,7 +94,7 @@ def standing_runs(study: Study, out: Path) -> dict[str, list[results.Run]]:
 
 
 def read_runs(study: Study, out: Path) -> dict[str, list[results.Run]]:
-    """Read every run that the study has or may get, by the arm's label."""
+    """Read every run that the study has or can get, by the arm's label."""
     protocol = study.settings.evaluation
     return {arm.label: [read_run(plan, protocol, out, study.along(plan)) for plan in arm.plans] for arm in study.arms}
 
@@ -106,12 +109,12 @@ def read_commands(out: Path) -> list[results.Command]:
 
 
 def reported_commands(out: Path) -> list[results.Command]:
-    """Return the command lines of the last report: a copy of those in the study's folder."""
+    """Return the command lines in the last report, which are a copy of those in the study's folder."""
     return _last_report(out, results.read_commands_of) or []
 
 
 def last_results(out: Path) -> results.StudyResults | None:
-    """Return the results of the last report; None if there are none, or they are damaged or of another version."""
+    """Return the results of the last report; None if they are missing, damaged or from another version."""
     return _last_report(out, results.read_results_file)
 
 
@@ -127,7 +130,7 @@ def _last_report(out: Path, read: Callable[[Path], T]) -> T | None:
 
 
 def describe_resolution(arms: Sequence[ArmPlan], protocol: Protocol, out: Path, *, write: bool) -> results.Resolution:
-    """Describe a resolution; `write` the real images beside its samples."""
+    """Describe a resolution; if `write` is given, write the real images next to the samples."""
     plan = arms[0].plans[0]
     if plan.data.at_hand:
         prompts = list(sampling_prompts(ScoredData(plan.data), protocol, protocol.conditions[0])[:PREVIEWS])
@@ -146,9 +149,9 @@ def describe_resolution(arms: Sequence[ArmPlan], protocol: Protocol, out: Path, 
 def read_run(
     plan: Plan, protocol: Protocol, out: Path, along: Along | None = None, *, logs: bool = True
 ) -> results.Run:
-    """Read a run from its files, with its scores along training if `along` says when they were taken.
+    """Read a run from its files; if `along` gives the steps of scores during training, read these scores too.
 
-    Without `logs`, curves, events and training time are left out, and the speed is that of scoring.
+    Without `logs`, leave out curves, events and training time, and use the speed measured during scoring.
     """
     path = out / "runs" / plan.hash
     folder, record = str(path.relative_to(out)), RunRecord(path, plan)
@@ -211,10 +214,10 @@ def _finished_run(
 
 
 def _with_along(run: results.Run, record: RunRecord, along: Along) -> results.Run:
-    """Return the run with its scores along training, and their training seconds.
+    """Return the run with its scores during training and their training seconds.
 
-    Throughput is not a property of a step, so it is left out. A run whose whole log was lost has no training seconds,
-    and so no such scores. An event says that the log was lost.
+    Throughput is left out, since it does not belong to a single step. A run whose whole log was lost has no training
+    seconds, and therefore no scores during training. An event records that the log was lost.
     """
     plan, found, seconds = record.plan, list[results.ScoreAt](), run.evaluate_s
     for step in (*along.steps, plan.train.steps):
@@ -257,7 +260,10 @@ def _text(plan: Plan, identity: str) -> results.TextInfo:
 
 
 def check_identities(runs: Runs) -> None:
-    """Raise if one name or setting stood for different weights in a study. Arms would differ in undeclared ways."""
+    """Raise if the same name or setting stood for different weights in a study.
+
+    In this case, arms would differ in undeclared ways.
+    """
     found: dict[str, tuple[str, str]] = {}
     for arm, run in ((arm, run) for arm, of_arm in runs.items() for run in of_arm):
         for part, settings, identity, remedy in identities_of(run):
@@ -272,7 +278,7 @@ def check_identities(runs: Runs) -> None:
 
 
 def identities_of(run: results.Run) -> Iterator[tuple[str, str, str, str]]:
-    """Yield (part, settings, SHA-256, fix) of each frozen network of a run."""
+    """Yield (component, settings, SHA-256, fix) for each frozen network of a run."""
     for name, encoder in run.encoders.items():
         remedy = f"remove the folder evaluation of the runs that were scored by the wrong one ({run.folder})"
         yield f"the encoder '{name}'", "", encoder.identity + encoder.text, remedy
@@ -286,7 +292,7 @@ def identities_of(run: results.Run) -> Iterator[tuple[str, str, str, str]]:
 
 
 def warnings_of(runs: Runs) -> list[str]:
-    """Return each warning of the evaluations once, with the number of runs that gave it; numbers in it may differ."""
+    """Return each warning of the evaluations once, with its number of runs; numbers in the warnings may differ."""
     counted: dict[str, list[str]] = {}
     for run in (run for of_arm in runs.values() for run in of_arm):
         for text in run.warnings:
@@ -295,7 +301,7 @@ def warnings_of(runs: Runs) -> list[str]:
 
 
 def _curve(logged: Mapping[int, float]) -> results.Curve:
-    """Return a logged quantity, averaged into at most 200 points."""
+    """Return the curve of a logged quantity, averaged into at most 200 points."""
     points = list(logged.items())
     if len(points) <= _CURVE_POINTS:
         return results.Curve(step=list(logged), value=[float(value) for value in logged.values()])
@@ -310,7 +316,7 @@ def read_images(study: Study, out: Path) -> PerImage:
 
 
 def describe_arm(arm: ArmPlan, runs: list[results.Run], alone: results.Alone | None = None) -> results.Arm:
-    """Return an arm of the results, before its comparisons. `alone` has its measurements alone on a GPU."""
+    """Return an arm for the results, before its comparisons. `alone` has the arm's measurements alone on a GPU."""
     papers = [application.technique.paper for application in arm.applications if application.technique.paper]
     return results.Arm(
         name=arm.name,
@@ -329,12 +335,12 @@ def describe_arm(arm: ArmPlan, runs: list[results.Run], alone: results.Alone | N
 
 
 def real_folder(resolution: str) -> str:
-    """Return the folder of a resolution's real images, relative to the study's."""
+    """Return the folder with a resolution's real images, relative to the study's folder."""
     return f"real/{resolution}" if resolution else "real"
 
 
 def _shown_before(resolution: str, out: Path) -> tuple[list[str], list[str]]:
-    """Return prompts and real images of the last report, for a report without the data."""
+    """Return the prompts and real images of the last report, for a report that is made without the data."""
     last = last_results(out)
     for one in last.resolutions if last else ():
         if one.name == resolution:
@@ -355,13 +361,13 @@ def _real_previews(baseline: ArmPlan, protocol: Protocol, out: Path) -> list[str
 
 
 def _written_previews(baseline: ArmPlan, out: Path) -> list[str]:
-    """Return the real images that an earlier report has written."""
+    """Return the paths of the real images that an earlier report has written."""
     names = [f"{real_folder(baseline.resolution)}/preview-{index}.png" for index in range(PREVIEWS)]
     return [name for name in names if (out / name).is_file()]
 
 
 def _reference(arms: Sequence[ArmPlan], protocol: Protocol, out: Path) -> dict[str, dict[str, float]]:
-    """Return the metrics of real images: the same for every run of a resolution."""
+    """Return the metrics of real images, which are equal for all runs of a resolution."""
     for plan in (plan for arm in arms for plan in arm.plans):
         stored = result_file(out / "runs" / plan.hash, protocol, plan.train.steps)
         if stored.exists():

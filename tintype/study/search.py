@@ -1,6 +1,6 @@
-"""Search of tuned values: a grid, random draws, or a sampler of Optuna that learns from earlier trials.
+"""Search for tuned values by a grid, by random draws, or by a sampler of Optuna that learns from earlier trials.
 
-A value of `tune` is a list, or a range: `{log_uniform: [1e-4, 1e-2]}`. A grid and random draws are known before the
+A value of `tune` is a list, or a range: `{log_uniform: [1e-4, 1e-2]}`. A grid and random draws are fixed before the
 first run, and are the same for the baseline and every arm. Random draws are a pure function of the first tuning seed,
 the key and the number of the trial. A sampler of Optuna proposes the next trial of an arm from the scores of the arm's
 earlier trials. All arms have the same number of trials.
@@ -24,18 +24,24 @@ from tintype.settings import Settings
 
 TuneValue: TypeAlias = bool | int | float | str
 _DIGITS = 4
-"""Significant digits of random draws, to keep plans and reports readable; draws from a narrow range have more."""
+"""Significant digits of random draws, for readable plans and reports; draws from a narrow range have more."""
 _MOST_ROUNDING = 0.005
-"""Share of its range by which rounding may move a random draw."""
+"""Largest change of a random draw by rounding, as a fraction of the range."""
 _NEAR_EDGE = 0.05
 """A value lies at the edge if its distance to an end is below this fraction of the range, on the range's scale."""
 _TRIES = 100
-"""Most draws per trial. A draw is repeated if a small range gives the same values as an earlier trial."""
+"""Maximum number of draws per trial.
+
+A draw is repeated if it gives the same values as an earlier trial, which can happen in a small range.
+"""
 Bounds = tuple[float, float]
 
 
 class Range(Settings):
-    """Values that a setting may have, and how they are drawn. Exactly one key is given."""
+    """Range of values for a setting, and the distribution from which values are drawn.
+
+    Exactly one of the keys is given.
+    """
 
     log_uniform: Bounds | None = Field(None, description="[low, high], uniform on a logarithmic scale")
     uniform: Bounds | None = Field(None, description="[low, high], uniform")
@@ -53,7 +59,7 @@ class Range(Settings):
 
     @property
     def bounds(self) -> Bounds | None:
-        """Return the ends of a range of numbers; None for a choice."""
+        """Return the ends of a numerical range; None for a choice."""
         return self.log_uniform or self.uniform or self.integer
 
     @property
@@ -62,7 +68,7 @@ class Range(Settings):
         return f"{name} {list(getattr(self, name))}"
 
     def at(self, share: float) -> TuneValue:
-        """Return the value at this share of the range, from 0 to 1 exclusive."""
+        """Return the value at this fraction of the range, from 0 to 1 exclusive."""
         if self.choice is not None:
             return self.choice[int(share * len(self.choice))]
         if self.integer is not None:
@@ -86,7 +92,7 @@ class Range(Settings):
 
 
 def _rounded(value: float, low: float, high: float) -> float:
-    """Round a number of a range to few digits, inside the range."""
+    """Round a number in a range to few digits, without leaving the range."""
     digits, rounded = _DIGITS, float(f"{value:.{_DIGITS}g}")
     while abs(rounded - value) > _MOST_ROUNDING * (high - low):
         digits += 1
@@ -104,11 +110,11 @@ Tried = Annotated[
         custom_error_message="give a list of values, or a range, as {log_uniform: [1e-4, 1e-2]}",
     ),
 ]
-"""The values of one setting: those of a list, or of a range."""
+"""The values of one setting, given by a list or by a range."""
 
 
 class SearchSettings(Settings):
-    """How the values of `tune` are tried."""
+    """How the values of `tune` are searched."""
 
     kind: Literal["grid", "random", "optuna"] = Field(
         "grid", description="grid tries every combination of listed values"
@@ -130,7 +136,7 @@ class SearchSettings(Settings):
 
 
 def check_search(tune: Mapping[str, Tried], by: SearchSettings) -> None:
-    """Raise `ValueError` if values and search do not go together."""
+    """Raise `ValueError` if the values do not fit the kind of search."""
     ranges = [key for key, values in tune.items() if isinstance(values, Range)]
     if by.kind == "grid" and ranges:
         raise ValueError(f"tune: {ranges[0]} is a range; give a list, or tune_by: {{kind: random, trials: 16}}")
@@ -142,7 +148,7 @@ def check_search(tune: Mapping[str, Tried], by: SearchSettings) -> None:
 
 
 def choices(tune: Mapping[str, Tried], by: SearchSettings, seed: int) -> list[dict[str, TuneValue]]:
-    """Return the values of each trial; none if they depend on earlier trials, or if nothing is tuned."""
+    """Return the values of each trial; empty if they depend on earlier trials, or if no setting is tuned."""
     if not tune or by.kind == "optuna":
         return []
     if by.kind == "grid":
@@ -160,12 +166,12 @@ def choices(tune: Mapping[str, Tried], by: SearchSettings, seed: int) -> list[di
 
 
 def example(tune: Mapping[str, Tried]) -> dict[str, TuneValue]:
-    """Return one choice of values, to check that they can be set."""
+    """Return one choice of values, to check that a plan accepts it."""
     return {key: range_of(values).at(0.0) for key, values in tune.items()}
 
 
 def range_of(values: Tried) -> Range:
-    """Return the range of values: a list becomes a choice among its values."""
+    """Return the values as a range; a list becomes a choice among its values."""
     return values if isinstance(values, Range) else Range(choice=values)
 
 
@@ -174,13 +180,13 @@ def _share(seed: int, key: str, number: int) -> float:
 
 
 def range_edges(tune: Mapping[str, Tried], values: Mapping[str, object]) -> list[str]:
-    """Name the directions in which a better value may lie: keys whose chosen value lies at an end of its range."""
+    """Name the directions in which a better value may lie, for keys whose chosen value lies at an end of its range."""
     at = {key: one.edge(values[key]) for key, one in tune.items() if isinstance(one, Range)}
     return [f"{key} {side} {values[key]:g}" for key, side in at.items() if side]
 
 
 def words_of(values: Tried) -> str:
-    """Return the values of a setting in words."""
+    """Describe the values of a setting in words."""
     return values.words if isinstance(values, Range) else json.dumps(list(values))
 
 
@@ -191,10 +197,10 @@ def suggest(
     direction: Literal["lower", "higher"],
     seed: int,
 ) -> dict[str, TuneValue]:
-    """Return the values that Optuna's sampler tries next, after the trials of `history` with their scores.
+    """Return the next values that Optuna's sampler tries, after the trials in `history` with their scores.
 
-    The whole search is replayed from its seed, so a search that was killed resumes with its history alone. A trial
-    without a score, which diverged, counts as worse than all others.
+    The whole search is replayed from its seed, so that a killed search can resume from its history alone. A trial
+    without a score, because it diverged, counts as worse than all others.
     """
     optuna = optuna_package(by)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -229,7 +235,7 @@ def _space(optuna: Any, values: Range) -> Any:
 
 
 def optuna_package(by: SearchSettings) -> Any:
-    """Import Optuna and the packages that its sampler needs, which are an extra."""
+    """Import Optuna and the packages that its sampler needs, which belong to an optional extra."""
     if by.sampler == "cmaes":
         optional_package("cmaes", "optuna", "tune_by: sampler cmaes")
     return optional_package("optuna", "optuna", "tune_by: kind optuna")

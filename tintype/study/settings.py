@@ -1,4 +1,4 @@
-"""A study as the user writes it."""
+"""Define a study in the form in which the user writes it."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ Seeds = Annotated[
         custom_error_message="give a list, as [0, 1, 2], or a plan of looks, as {first: 4, most: 16}",
     ),
 ]
-"""A list of seeds, or a plan that gives more seeds to undecided arms."""
+"""Either a list of seeds, or a plan that gives more seeds to undecided arms."""
 
 
 RETRIES = 2
-"""How often a run is tried again by default."""
+"""Default number of times that a run is tried again."""
 PRIMARY = tuple(name for name, one in definitions(Protocol(also=())).items() if one.metric.is_primary)
 _WITHOUT_DISTANCES = (validation.METRIC.name,)
-"""Primary metrics if no encoder has distances."""
+"""Primary metrics if no encoder has a distance metric."""
 SAME_FOR_ALL = ("seed", "data", "run")
-"""Settings that an arm cannot change: the seed, the images for training and scoring, and housekeeping."""
+"""Settings that all arms share: the seed, the images for training and scoring, and housekeeping."""
 
 
 class ArmSettings(Settings):
-    """An arm: the baseline with techniques, overrides, or both."""
+    """An arm, which is the baseline with techniques, overrides, or both."""
 
     name: str | None = Field(None, description="By default its overrides and the names of its techniques")
     set: tuple[str, ...] = Field(
@@ -88,13 +88,16 @@ def _factor(given: object) -> object:
 
 
 def split_changes(specs: Sequence[str]) -> dict[str, list[str]]:
-    """Return the overrides `key.path=value` among the changes of an arm, as `set`, and its techniques."""
+    """Split the changes of an arm into overrides `key.path=value` (key `set`) and techniques."""
     overrides = [spec for spec in specs if "=" in spec.partition(":")[0]]
     return {"set": overrides, "techniques": [spec for spec in specs if spec not in overrides]}
 
 
 def combined(factors: Sequence[ArmSettings]) -> ArmSettings:
-    """Return the arm that has several factors. Raise if two set one key, since the last would silently win."""
+    """Return the arm that combines several factors.
+
+    Raise if two factors set the same key, since the last one would silently win.
+    """
     keys = [(assignment.partition("=")[0].strip(), factor) for factor in factors for assignment in factor.set]
     for (key, factor), (other, another) in product(keys, keys):
         if factor is not another and f"{other}.".startswith(f"{key}."):
@@ -118,7 +121,7 @@ def section(assignment: str) -> str:
 
 
 def _repeated(names: Sequence[str]) -> str:
-    """Return the names that occur twice."""
+    """Return the names that occur more than once."""
     return ", ".join(sorted({name for name in names if names.count(name) > 1}))
 
 
@@ -128,7 +131,7 @@ def _first_repeat(names: Sequence[str]) -> int | None:
 
 
 def _check_score_at(score_at: Sequence[int | float]) -> None:
-    """Raise if a value is neither a share of training nor a step."""
+    """Raise if a value is neither a fraction of the training nor a step."""
     for one in score_at:
         if not (one >= 1 if isinstance(one, int) else 0 < one <= 1):
             raise ValueError(
@@ -138,12 +141,12 @@ def _check_score_at(score_at: Sequence[int | float]) -> None:
 
 
 def _distances(protocol: Protocol) -> tuple[str, ...]:
-    """Return the protocol's first distance on each of its encoders."""
+    """Return the protocol's first distance metric for each of its encoders."""
     return tuple(f"{protocol.metrics[0]}_{encoder.title}" for encoder in protocol.encoders) if protocol.metrics else ()
 
 
 class ResolutionSettings(Settings):
-    """The baseline with another number of tokens: larger images, or smaller patches."""
+    """The baseline with another number of tokens, because of larger images or smaller patches."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$", description="Follows the arms' names")
     set: tuple[str, ...] = Field((), description="Overrides of the baseline, each key.path=value, after the study's")
@@ -154,7 +157,7 @@ MOST_TUNING_PLANS = 64
 
 
 class StudySettings(Settings):
-    """A study as a file: a baseline, arms that each change something, seeds, and how they are scored and compared."""
+    """A study as a file, with a baseline, arms, seeds, and settings for scoring and comparison."""
 
     question: str = Field(description="The question in a sentence; it heads the report")
     recipe: Annotated[str, NamesFile(lambda name: name in packaged.names("plans"))] = Field(
@@ -238,7 +241,7 @@ class StudySettings(Settings):
 
     @property
     def every_seed(self) -> SeedSet:
-        """Return the seeds that arms and the control have, or may get at the last of the planned looks."""
+        """Return the seeds that arms and the control have, or can get at the last planned interim analysis."""
         if isinstance(self.seeds, SeedPlan):
             return SeedSet(seeds=list(self.seeds.seeds), control_seeds=list(self.seeds.control_seeds))
         return SeedSet(seeds=list(self.seeds), control_seeds=list(self.control_seeds))
@@ -305,13 +308,16 @@ class StudySettings(Settings):
 
     @property
     def tuning_trials(self) -> int:
-        """Return the trials of each arm; none in a study without `tune`."""
+        """Return the trials of each arm; empty in a study without `tune`."""
         if not self.tune:
             return 0
         return self.tune_by.trials or prod(len(one) for one in self.tune.values() if not isinstance(one, Range))
 
     def all_arms(self) -> list[tuple[KeyPath, Sequence[ArmSettings]]]:
-        """Return each arm as the factors that it combines, with its place in the file. An arm of `arms` is one."""
+        """Return each arm as the factors that it combines, given by their positions in the file.
+
+        An arm in `arms` is a single factor.
+        """
         listed: list[tuple[KeyPath, Sequence[ArmSettings]]] = [
             (("arms", index), [arm]) for index, arm in enumerate(self.arms)
         ]
@@ -321,7 +327,7 @@ class StudySettings(Settings):
         return listed
 
     def located(self, folder: Path) -> StudySettings:
-        """Return the study with the paths of its files resolved: in `folder`, or in the working directory."""
+        """Return the study with resolved paths of its files, relative to `folder` or to the working directory."""
         given = self.model_dump(mode="json", exclude_unset=True)
         found = locate(given, [StudySettings], folder)
         arms = [*found.get("arms", []), *found.get("factorial", [])]
@@ -334,9 +340,9 @@ class StudySettings(Settings):
         return StudySettings.model_validate_json(json.dumps(found))
 
     def on(self, data: DataPart) -> tuple[StudySettings, Fitted]:
-        """Choose settings that depend on the data and were not given: the protocol and the primary metrics.
+        """Choose the protocol and the primary metrics if they were not given, since they depend on the data.
 
-        Return the notes and problems of that choice too.
+        Also return the notes and problems of this choice.
         """
         fitted = fit_protocol(self.evaluation, data)
         known = definitions(fitted.protocol, data.of_scenes)

@@ -1,9 +1,10 @@
-"""Memory and step time of a plan's shape, measured alone on a GPU and stored in the study's folder.
+"""Store memory and step time of a plan's shape, measured alone on a GPU, in the study's folder.
 
-The shape of a plan is everything that decides the memory and the time of its steps. Arms have different shapes; seeds
-and learning rates do not change the shape. `OUT/measured/` has one file for each shape and kind of device. Any number
-of machines may write there, since each file is replaced atomically. The larger of two peaks is kept, and the newest
-step time. A step time holds for a run only if all its steps do the same work (`is_steady`).
+The shape of a plan includes everything that determines the memory and the time of its steps. Arms have different
+shapes, but seeds and learning rates do not change the shape. `OUT/measured/` has one file for each shape and kind of
+device. Any number of machines can write there, since each file is replaced atomically. If a shape is measured twice,
+the larger memory peak and the newest step time are stored. A step time is valid for a run only if all steps of the run
+do the same work (`is_steady`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from tintype.study import results
 from tintype.study.study import Study
 
 MEASURED: Final = "measured"
-"""The folder in a study's folder with the measurements of each shape."""
+"""The subfolder of a study's folder with the measurements of each shape."""
 IN_SHAPE = frozenset(
     {
         "threads",
@@ -45,15 +46,15 @@ IN_SHAPE = frozenset(
         "text_embeddings",
     }
 )
-"""Housekeeping that changes the memory or the time of a step."""
+"""Housekeeping settings that change the memory or the time of a step."""
 _S = TypeVar("_S", bound=Settings)
 
 
 def shape_of(plan: Plan) -> str:
-    """Return the hash of everything that decides the memory and the time of a plan's steps.
+    """Return the hash of all settings that determine the memory and the time of a plan's steps.
 
-    Left out are the seed, the initial weights, the number of steps, the warm-up, the schedule of the learning rate, and
-    numbers that change no size: learning rates, decays, limits.
+    The hash leaves out the seed, the initial weights, the number of steps, the warm-up, and the schedule of the
+    learning rate. It also leaves out numbers that change no size, such as learning rates, decays and limits.
     """
     stages = tuple(stage.model_copy(update={"until": number}) for number, stage in enumerate(plan.train.stages, 1))
     train = {"steps": 1, "warmup_steps": 0, "schedule": "constant", "most_skips": 1, "stages": stages}
@@ -71,7 +72,7 @@ def shape_of(plan: Plan) -> str:
 
 
 def _without_floats(settings: _S) -> _S:
-    """Return the settings with every float replaced by 1, so that only sizes, kinds and switches differ."""
+    """Return the settings with every float replaced by 1, so that only sizes, kinds and switches can differ."""
 
     def plainer(value: object) -> object:
         if isinstance(value, float):
@@ -84,7 +85,7 @@ def _without_floats(settings: _S) -> _S:
 
 
 def is_steady(plan: Plan) -> bool:
-    """Return whether all steps do the same work: no stages, and no part that switches on or off during training."""
+    """Return whether all steps do the same work, without stages or components that switch on or off."""
     tuning = plan.tuning
     if plan.train.stages or (tuning is not None and tuning.adversarial.weight and tuning.adversarial.start_step):
         return False
@@ -96,23 +97,23 @@ def is_steady(plan: Plan) -> bool:
 
 @dataclass(frozen=True)
 class ShapeFacts:
-    """Memory and step time of one shape on one kind of device; zeros and None if not measured."""
+    """Memory and step time of one shape on one kind of device; zeros and None mean not measured."""
 
     device: str
-    """The kind of device in words, as a run's environment has it."""
+    """Description of the kind of device, as in a run's environment."""
     peak_bytes: Annotated[int, Field(ge=0)] = 0
-    """The most memory that torch's allocator reserved on the GPU."""
+    """The largest amount of memory that torch's allocator reserved on the GPU."""
     host_bytes: Annotated[int, Field(ge=0)] = 0
-    """The most memory that the process had on its host."""
+    """The largest amount of host memory that the process used."""
     step_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Mean seconds of a step, alone on the GPU."""
+    """Mean seconds of a training step, alone on the GPU."""
     steps: Annotated[int, Field(ge=0)] = 0
-    """Steps that were timed."""
+    """Number of steps that were timed."""
 
 
 _FACTS = TypeAdapter(ShapeFacts)
 _Known = dict[tuple[str, str], ShapeFacts]
-"""Facts by shape and device."""
+"""Measurements by shape and device."""
 
 
 def read_shapes(out: Path, device: str) -> dict[str, ShapeFacts]:
@@ -121,7 +122,7 @@ def read_shapes(out: Path, device: str) -> dict[str, ShapeFacts]:
 
 
 def note_shape(out: Path, shape: str, facts: ShapeFacts) -> None:
-    """Store a measurement of a shape: the larger peak stays, and the newest step time counts."""
+    """Store a measurement of a shape, with the larger memory peak and the newest step time."""
     for new in (facts, replace(facts, step_s=None, steps=0)):  # once more: another machine may have written meanwhile
         known = _read(_file(out, shape, facts.device))
         merged = _merged(known[1], new) if known else new
@@ -130,10 +131,10 @@ def note_shape(out: Path, shape: str, facts: ShapeFacts) -> None:
 
 
 def copy_shapes(from_study: Path, out: Path, shapes: Collection[str] | None = None) -> int:
-    """Copy a past study's measurements of these shapes, or of all; return how many facts are new.
+    """Copy a past study's measurements of these shapes, or of all shapes; return how many were new.
 
-    They come from its folder `measured`, and for shapes missing there from its results.json. Measurements of this study
-    stay.
+    The measurements come from the past study's folder `measured`; shapes missing there come from its results.json.
+    Measurements of this study are not overwritten.
     """
     folder = from_study if from_study.is_dir() else from_study.parent
     past, known, count = _in_results(folder / "results.json") | _read_all(folder), _read_all(out), 0
@@ -175,7 +176,7 @@ def _read_all(out: Path) -> _Known:
 
 
 def _read(file: Path) -> tuple[str, ShapeFacts] | None:
-    """Return the shape and the facts of a file; None if it is missing, damaged, or misnamed."""
+    """Return the shape and the measurements in a file; None if the file is missing, damaged, or has a wrong name."""
     try:
         content: dict[str, Any] = read_checked(file, f"remove {quote(str(file))} to have it measured again")
         if not content:
@@ -195,7 +196,7 @@ def _read(file: Path) -> tuple[str, ShapeFacts] | None:
 
 
 def _in_results(file: Path) -> _Known:
-    """Return the facts in a study's results; none if they are missing or cannot be read."""
+    """Return the measurements in a study's results; empty if they are missing or cannot be read."""
     if not file.is_file():
         return {}
     try:
@@ -208,10 +209,10 @@ def _in_results(file: Path) -> _Known:
 
 
 def read_alone(study: Study, out: Path, runs: Mapping[str, Sequence[results.Run]]) -> dict[str, results.Alone]:
-    """Return the measurements of each arm, by label, on the kind of device on which most arms were measured.
+    """Return the measurements of each arm by label, for the kind of device on which most arms were measured.
 
-    If two kinds measured equally many arms, take the kind that made most of the `runs`. The step time is left out if
-    the work of a run's steps differs.
+    If two kinds of device measured equally many arms, use the kind that made most of the `runs`. The step time is left
+    out if the steps of a run do different work.
     """
     known = _read_all(out)
     shapes = {arm.label: shape_of(arm.plans[0]) for arm in study.arms} if known else {}
@@ -232,20 +233,20 @@ def read_alone(study: Study, out: Path, runs: Mapping[str, Sequence[results.Run]
 
 
 _SETTLE_STEPS = 3
-"""Steps to wait after a request, and after an excluded step, before timing begins."""
+"""Number of steps to wait after a request, and after an excluded step, before timing begins."""
 _LEAST_STEPS, _MOST_STEPS = 8, 200
 _LEAST_S, _MOST_S = 0.6, 3.0
 _LEAST_SLOW_STEPS = 3
-"""A window ends after `_MOST_S` seconds and at least this many steps."""
+"""A timing window ends after `_MOST_S` seconds and at least this many steps."""
 
 
 class StepTimer:
-    """Times some steps of a running training on request, and changes nothing of the run.
+    """Measure the time of some training steps on request, without changing the run.
 
     The timed window has 8 to 200 steps in at least 0.6 s; after 3 s, 3 steps are enough. The device is synchronized at
-    both ends. The window's mean is the time of a step, including ordinary logging. No checkpoint, probe or snapshot is
-    in a window. Before such a step, a window with 8 steps or more ends, and a shorter window is restarted afterwards.
-    So a run that saves every few steps is not timed.
+    the start and at the end of the window. The time of a step is the mean over the window, including ordinary logging.
+    No window contains a checkpoint, probe or snapshot. Before such a step, a window of at least 8 steps ends. A shorter
+    window is discarded, and timing restarts after the step. So a run that saves every few steps cannot be timed.
     """
 
     def __init__(
@@ -257,16 +258,16 @@ class StepTimer:
         self._is_apart, self._synchronize, self._clock = is_apart, synchronize or _synchronize, clock
         self._asked = False
         self._settle: int | None = None
-        """Steps to wait before the window; None if no timing is requested, or the window is open."""
+        """Number of steps to wait before the window; None if no timing is requested, or the window is open."""
         self._began: tuple[int, float] | None = None
-        """Step and time at which the window began."""
+        """Step and time at the start of the window."""
         self._last: int | None = None
         self.steps = 0
         """Number of steps in the last window."""
 
     @classmethod
     def of(cls, plan: Plan, keep_at: Collection[int] = ()) -> StepTimer:
-        """Return a timer of a plan's run, which leaves out the steps that save or probe."""
+        """Return a timer for a plan's run, which leaves out the steps that save or probe."""
         every, last, ema = plan.run.save_every_steps, plan.train.steps, plan.ema
 
         def saves(step: int) -> bool:
@@ -276,13 +277,14 @@ class StepTimer:
         return cls(saves)
 
     def request(self) -> None:
-        """Request a measurement; one in progress begins again. A signal handler may call this."""
+        """Request a measurement; a measurement in progress is restarted. A signal handler may call this method."""
         self._asked = True
 
     def tick(self, step: int) -> float | None:
-        """Return the mean seconds of a step if a window ends after this step; otherwise None. Called after every step.
+        """Return the mean seconds of a step if a window ends after this step; otherwise None. Call this method after
+        every step.
 
-        A step that does not follow the last one belongs to another run, for which there was no request.
+        If a step does not follow the previous step, it belongs to another run, for which there was no request.
         """
         if step == self._last:  # a training reports its first step twice
             return None
@@ -317,6 +319,6 @@ class StepTimer:
 
 
 def _synchronize() -> None:
-    """Wait for all work of this process on its GPU."""
+    """Wait until this process's work on its GPU is done."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()

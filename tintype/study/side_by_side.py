@@ -1,6 +1,7 @@
-"""Compare runs of any studies or folders from their files alone: the differences of their plans, and their numbers.
+"""Compare runs of any studies or folders by the differences of their plans and their numbers; only the runs' files are
+read.
 
-Nothing here trains, prints or writes: the command `tintype compare` and pages show the same values.
+This module does not train, print or write; the command `tintype compare` and pages show the values that it returns.
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ from tintype.study.runner import tasks_of
 from tintype.train.record import RunRecord
 
 _LOSSES = ("loss", "flow")
-"""Logged losses; a printed comparison shows the first that all runs have."""
+"""Logged losses; a printed comparison shows the first of these losses that all runs have."""
 _OF_LOSSES = ("objective", "main_loss", "weighting", "time", "noise", "tokenizer", "tuning")
-"""Sections of a plan that define the denoiser's error and its weights."""
+"""Sections of a plan that define the denoiser's error and the weights of the error."""
 
 
 @dataclass(frozen=True)
 class ComparedRun(RunRecord):
-    """A run, the name by which it was requested, and its scores."""
+    """A run with the name under which it was requested, and its scores."""
 
     name: str = ""
-    """Its folder, or STUDY:ARM:SEED."""
+    """The run's folder, or STUDY:ARM:SEED."""
 
     @cached_property
     def results(self) -> list[EvaluationResult]:
-        """Return the newest scores of the final weights, by each protocol and size of images."""
+        """Return the newest scores of the final weights for each protocol and image size."""
         newest: dict[str, EvaluationResult] = {}
         for file in self.result_files:
             result = read_result(file)
@@ -57,25 +58,28 @@ class Score:
 
     value: float
     error: float | None
-    """Standard error over the sampling noise."""
+    """Standard error that comes from sampling noise."""
     step: int
     weights: str
 
     @property
     def decimals(self) -> int:
-        """Return the decimals that show two digits of the error, for the value too."""
+        """Return the number of decimals that shows two digits of the error; the value gets the same number."""
         return decimals_showing(self.error or 0.0)
 
 
 @dataclass(frozen=True)
 class ScoreRow:
-    """A metric by one protocol; None for a run without that score."""
+    """A metric under one protocol; None for a run without this score."""
 
     metric: str
     label: str
-    """The metric as in reports."""
+    """The metric's definition, as in reports."""
     protocol: str
-    """Its hash, and the size of the images if it is a stage's. One row never mixes two."""
+    """Hash of the protocol, and the size of the images if it is a stage's size.
+
+    A row never mixes scores of two protocols or sizes.
+    """
     images: int
     scores: list[Score | None]
 
@@ -86,32 +90,32 @@ class ScoreRow:
 
 @dataclass(frozen=True)
 class SharedCurve:
-    """A logged number at the steps that all runs logged."""
+    """A logged quantity at the steps that all runs logged."""
 
     name: str
     step: list[int]
     values: list[list[float]]
-    """One list for each run."""
+    """One list of values for each run."""
 
 
 @dataclass(frozen=True, repr=False)
 class SideBySide:
-    """Two or more runs, and what differs."""
+    """Two or more runs, and the differences between them."""
 
     runs: list[ComparedRun]
     changes: list[dict[str, Change]]
-    """Settings in which each run differs from the first: the seed first, housekeeping last; empty for the first."""
+    """Settings in which each run differs from the first run, seed first and housekeeping last; empty for the first."""
     scores: list[ScoreRow]
     curves: dict[str, SharedCurve]
-    """By name, without numbers that mean different things in these runs, such as the total of other loss terms."""
+    """Logged quantities by name, except those with different meanings in these runs, such as total losses."""
     notes: list[str]
-    """Reasons why numbers of these runs should not be compared."""
+    """Reasons why values of these runs should not be compared."""
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a dictionary for each score of each run: metric, run, value, error, step, and the evaluation.
+        """Return a dictionary for each score of each run, with the keys metric, run, value, error, step and evaluation.
 
-        The evaluation is the hash of the protocol, and the size of the images if it is a stage's. Compare only values
-        with equal `evaluation`.
+        The key `evaluation` has the hash of the protocol, and the size of the images if it is a stage's size. Compare
+        only values with the same `evaluation`.
         """
         return [
             {"metric": row.metric, "run": run.name, "value": score.value, "error": score.error, "step": score.step}
@@ -122,7 +126,7 @@ class SideBySide:
         ]
 
     def __repr__(self) -> str:
-        """Return the runs, their differences from the first, and a table of their numbers, as `print` shows them."""
+        """Return the text for `print`, with the runs, their differences from the first run, and a table of values."""
         numbers = list(range(1, len(self.runs) + 1))
         lines = [f"run {number}: {run.name}" for number, run in zip(numbers, self.runs, strict=True)]
         for number, changes in list(zip(numbers, self.changes, strict=True))[1:]:
@@ -131,7 +135,7 @@ class SideBySide:
         return "\n".join([*lines, "", *_aligned(self._table()), *(f"note: {text}" for text in self.notes)])
 
     def _table(self) -> list[list[str]]:
-        """Return a row for the state of the runs, for their speed, for each score, and for the last common loss."""
+        """Return rows for the state of the runs, for their speed, for each score, and for the last common loss."""
         rows = [["", *(f"run {number}" for number in range(1, len(self.runs) + 1))]]
         rows.append(["step", *(f"{run.step:,} of {run.plan.train.steps:,}, {run.state}" for run in self.runs)])
         rows.append(["training images/s", *(significant(run.images_per_s) for run in self.runs)])
@@ -148,20 +152,20 @@ class SideBySide:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the rows as lines with columns of one width."""
+    """Return the rows as lines of text with aligned columns."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def compare_runs(names: Sequence[str]) -> SideBySide:
-    """Read runs and compare them. A name is the folder of a run, or STUDY:ARM or STUDY:ARM:SEED."""
+    """Read the runs and compare them. A run is named by its folder, or by STUDY:ARM or STUDY:ARM:SEED."""
     if len(names) < 2:
         raise UserError(f"nothing to compare; given: {' '.join(names) or 'none'}", "give two or more runs")
     return side_by_side([find_run(name) for name in names])
 
 
 def side_by_side(runs: Sequence[ComparedRun]) -> SideBySide:
-    """Compare runs with the first."""
+    """Compare all runs with the first run."""
     _refuse_twins(runs)
     changes, apart = [_changes(runs[0].plan, run.plan) for run in runs], _incomparable(runs)
     curves = {name: curve for name, curve in _shared_curves(runs).items() if name not in apart}
@@ -170,7 +174,7 @@ def side_by_side(runs: Sequence[ComparedRun]) -> SideBySide:
 
 
 def find_run(name: str) -> ComparedRun:
-    """Return a run by its name; raise with the reason if it is not a run."""
+    """Return the run with a name; raise with the reason if the name does not refer to a run."""
     folder = _folder_of(name)
     return ComparedRun(folder, plan_from_folder(folder), name)
 
@@ -193,7 +197,7 @@ def _folder_of(name: str) -> Path:
 
 
 def _run_of_study(study: Path, chosen: str) -> Path:
-    """Return the folder of ARM or ARM:SEED. An arm may have colons in its name."""
+    """Return the folder of the run ARM or ARM:SEED. The name of an arm may contain colons."""
     if not (study / "runs").is_dir():
         raise UserError(f"{study} has no runs, only their results", "compare runs where the study was run")
     labels = {name for arm in stored_study(study).arms for name in (arm.name, arm.label)}
@@ -218,7 +222,10 @@ def _changes(first: Plan, other: Plan) -> dict[str, Change]:
 
 
 def _scores(runs: Sequence[ComparedRun]) -> list[ScoreRow]:
-    """Return a row for each metric of each protocol; rows with values of more runs come first. Speed is of the run."""
+    """Return a row for each pair of metric and protocol, with rows that have values of more runs first.
+
+    Speed is measured per run, and does not depend on a protocol.
+    """
     by_protocol = [{result.scale: result for result in run.results} for run in runs]
     protocols = list(dict.fromkeys(name for found in by_protocol for name in found))
     protocols.sort(key=lambda name: -sum(name in found for found in by_protocol))
@@ -244,7 +251,7 @@ def _scores(runs: Sequence[ComparedRun]) -> list[ScoreRow]:
 
 
 def _spaces(runs: Sequence[ComparedRun]) -> list[list[ComparedRun]]:
-    """Return the runs by the space of their latents: errors in two spaces cannot be compared."""
+    """Group the runs by the space of their latents, since errors in two spaces cannot be compared."""
     found: list[list[ComparedRun]] = []
     for run in runs:
         same = next((some for some in found if not another_space(run.plan, some[0].plan)), None)
@@ -256,7 +263,7 @@ def _spaces(runs: Sequence[ComparedRun]) -> list[list[ComparedRun]]:
 
 
 def _shared_curves(runs: Sequence[ComparedRun]) -> dict[str, SharedCurve]:
-    """Return the numbers that all runs logged, at the steps that all runs logged."""
+    """Return the logged quantities that all runs have, at the steps that all runs logged."""
     shared: dict[str, SharedCurve] = {}
     for name in runs[0].curves:
         values = [run.curves.get(name, {}) for run in runs]
@@ -267,7 +274,7 @@ def _shared_curves(runs: Sequence[ComparedRun]) -> dict[str, SharedCurve]:
 
 
 def _incomparable(runs: Sequence[ComparedRun]) -> dict[str, str]:
-    """Return why logged losses mean different things in these runs, by their name."""
+    """Return the reasons why logged losses mean different things in these runs, by the losses' names."""
     first, others = runs[0].plan, runs[1:]
     found: dict[str, str] = {}
     if some := [run.name for run in others if _parts(run.plan, _OF_LOSSES) != _parts(first, _OF_LOSSES)]:
@@ -293,13 +300,13 @@ def _incomparable(runs: Sequence[ComparedRun]) -> dict[str, str]:
 
 
 def _parts(plan: Plan, sections: Sequence[str]) -> Plain:
-    """Return the sections of a plan that are named."""
+    """Return the named sections of a plan."""
     whole = plain(plan)
     return {name: whole.get(name) for name in sections}
 
 
 def _term(plan: Plan, kind: str) -> Plain | None:
-    """Return the settings of a loss term but for its weight; None if the plan does not have it."""
+    """Return the settings of a loss term without its weight; None if the plan does not have the term."""
     found = next((plain(term) for term in plan.losses if term.kind == kind), None)
     return found and {key: value for key, value in found.items() if key not in ("weight", "schedule")}
 

@@ -1,6 +1,7 @@
-"""The progress of a study, from its files alone: the worker of each run, finished and failed runs, the remaining time.
+"""Read the progress of a study from its files alone: the worker of each run, finished and failed runs, and the
+remaining time.
 
-The hours of a run include all its claims, also those of workers that died.
+The hours of a run include all its claims, including claims of workers that died.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from tintype.study.worker import LEASES, is_settled
 from tintype.train.record import FAILURES
 
 RunState = Literal["done", "diverged", "failed", "running", "silent", "died", "waiting", "perhaps"]
-"""States of a run. `silent`: its worker has not written for longer than its lease lasts.
+"""States of a run. `silent`: the worker of the run has not written since its lease expired.
 
-`perhaps`: a later look may need the run.
+`perhaps`: a later interim analysis may need the run.
 """
 LEFT: tuple[RunState, ...] = ("running", "silent", "died", "waiting")
 _ENDS: dict[str, RunState] = {"done": "done", "diverged": "diverged", "failed": "failed"}
-"""States of runs that have ended, as in results.json."""
+"""States of runs that have ended, in the terms of results.json."""
 
 
 @dataclass(frozen=True)
@@ -55,16 +56,16 @@ class RunStatus:
     machine: str = ""
     gpu: str = ""
     left_s: float | None = None
-    """Expected seconds to its end; None if unknown."""
+    """Expected seconds until the end of the run; None if unknown."""
     spent_s: float = 0.0
-    """Seconds of all workers that worked on it."""
+    """Total seconds of all workers that worked on the run."""
     deaths: int = 0
-    """How many workers died while running it, or lost its lease."""
+    """How many workers died while they made the run, or lost its lease."""
     crowded: int = 0
-    """How many times the run went back to the queue because memory ran out beside other runs."""
+    """How many times the run was returned to the queue because memory ran out beside other runs."""
     error: str = ""
     unread: str = ""
-    """Its first claim that cannot be read, and why; empty if all can."""
+    """The run's first unreadable claim, and the reason; empty if all claims are readable."""
 
 
 @dataclass(frozen=True)
@@ -77,21 +78,21 @@ class StudyStatus:
     hours: Literal["GPU-hours", "worker-hours"]
     spent_s: float
     to_come_s: float | None
-    """Seconds of remaining work, one run after another; None if no run was measured."""
+    """Seconds of remaining work if runs are made one after another; None if no run was measured."""
     left_s: float | None
-    """Expected seconds to the end with the present workers; None if there are none, or no run was measured."""
+    """Expected seconds until the end with the present workers; None if there are no workers, or no run was measured."""
 
     def of(self, *states: RunState) -> list[RunStatus]:
         return [run for run in self.runs if run.state in states]
 
     @property
     def is_over(self) -> bool:
-        """Return whether no worker would take any of the remaining runs."""
+        """Return whether no worker would make any of the remaining runs."""
         return not self.of(*LEFT)
 
     @property
     def perhaps_words(self) -> str:
-        """Explain what happens to the runs that the look in progress does not need."""
+        """Explain what happens to the runs that the interim analysis in progress does not need."""
         return "that no look needs" if self.is_over else "for later looks"
 
 
@@ -102,7 +103,7 @@ def status_of(out: Path) -> StudyStatus:
 
 @dataclass(frozen=True)
 class _Known:
-    """A run at its last reading, and the state of its files then."""
+    """The state of a run at its last reading, and the state of the run's files at that time."""
 
     files: tuple[int, ...]
     status: RunStatus
@@ -110,7 +111,7 @@ class _Known:
 
 @dataclass(frozen=True)
 class _Wanted:
-    """A run that the study has or may get. Its names are cached, since a plan computes its hash each time."""
+    """A run that the study has or can get. Its names are cached, since a plan computes its hash on each access."""
 
     task: Task
     hash: str
@@ -118,7 +119,7 @@ class _Wanted:
 
 
 class StatusReader:
-    """Reads the progress of a study repeatedly. An ended run is read only once."""
+    """A reader that reads the progress of a study repeatedly. A run that has ended is read only once."""
 
     def __init__(self, out: Path) -> None:
         if not (out / "study.yaml").is_file():
@@ -130,16 +131,16 @@ class StatusReader:
         self._states: dict[str, RunState] = {}
         self._passed_on: dict[tuple[str, int], str] = {}
         self._changing = False
-        """Whether finished runs decide the next runs."""
+        """Whether the next runs depend on the finished runs."""
 
     @property
     def study(self) -> Study:
-        """Return the study at the last reading."""
+        """Return the study as it was at the last reading."""
         return self._study
 
     @property
     def changed_s(self) -> float:
-        """Return when a run last changed at the last reading, in clock time; 0 if none has begun."""
+        """Return when any run last changed at the last reading, in wall-clock time; 0 if no run has begun."""
         return max((stamp for known in self._known.values() for stamp in known.files), default=0) / 1e9
 
     def read(self) -> StudyStatus:
@@ -186,7 +187,7 @@ class StatusReader:
 
 
 def stamps(paths: Sequence[Path]) -> tuple[int, ...]:
-    """Return when each was last changed; 0 if it is missing."""
+    """Return when each file was last changed; 0 if a file is missing."""
     found = []
     for path in paths:
         try:
@@ -217,14 +218,14 @@ def _summary(study: Study, out: Path, runs: list[RunStatus]) -> StudyStatus:
 
 
 def every_task(study: Study, out: Path) -> list[Task]:
-    """Return each run once, tuning runs first, and comparison runs only after tuning has chosen."""
+    """Return each run once, tuning runs first; comparison runs are included only after tuning has chosen values."""
     tuning = tuning_tasks(study, out)
     tasks = tuning if untuned_words(tuning_of(study, out)) else [*tuning, *tasks_of(study, out)]
     return list({task.plan.hash: task for task in reversed(tasks)}.values())[::-1]
 
 
 def _perhaps(study: Study, out: Path) -> set[str]:
-    """Return the runs of a study with planned looks that the look in progress does not need."""
+    """Return the runs of a study that the interim analysis in progress does not need."""
     if not isinstance(study.settings.seeds, SeedPlan):
         return set()
     wanted = {task.plan.hash for task in next_runs(study, out, None).tasks}
@@ -232,7 +233,7 @@ def _perhaps(study: Study, out: Path) -> set[str]:
 
 
 def _left_s(run: RunStatus, means: Mapping[str, float]) -> float | None:
-    """Return the seconds of a run's remaining work, from its own pace or the time of its arm's other runs."""
+    """Return the seconds of a run's remaining work, from its own speed or from the time of the arm's other runs."""
     if run.left_s is not None:
         return run.left_s
     return means.get(run.arm, fmean(means.values()) if means else None)
@@ -281,6 +282,6 @@ def _state(wanted: _Wanted, newest: Claim | None, protocol: Protocol, out: Path,
 
 
 def _pace(claim: Claim, steps: int) -> float | None:
-    """Return the seconds that a run needs at the pace of its worker so far."""
+    """Return the seconds that a run still needs at the speed of its worker so far."""
     share, began = finite(claim.now.get("share")) or 0.0, 0.8 * (finite(claim.about.get("step")) or 0.0) / steps
     return claim.held_s * (1 - share) / (share - began) if share > began + 0.01 else None

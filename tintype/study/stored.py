@@ -1,7 +1,8 @@
-"""Runs of another study, read from its results: for stored runs of a baseline, a replication, or pooling.
+"""Read runs of another study from its results, as stored runs of a baseline, for a replication, or for pooling.
 
-A run of another study belongs to an arm if the hash of its plan is that of the arm's plan with its seed. Names of arms
-do not matter. The other study must have the same protocol, the same `NUMERICS` and the same frozen networks.
+A run of another study belongs to an arm if the run's plan has the same hash as the arm's plan with the run's seed. The
+names of the arms may differ. The other study must have the same protocol, the same `NUMERICS` and the same frozen
+networks.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ RESULTS = "results.json"
 
 @dataclass(frozen=True)
 class StoredStudy:
-    """A study that was reported, in its folder."""
+    """A study with a report, in the study's folder."""
 
     folder: Path
     results: StudyResults
     title: str = ""
-    """Its name, even if another study's folder has the same name."""
+    """The study's name, even if another study's folder has the same name."""
 
     @property
     def name(self) -> str:
@@ -39,13 +40,13 @@ class StoredStudy:
 
     @cached_property
     def numerics(self) -> int:
-        """Return `NUMERICS` of the version that began it."""
+        """Return the `NUMERICS` of the version that began the study."""
         recorded = self.results.numerics or read_version(self.folder).get("numerics")
         return recorded if isinstance(recorded, int) else FIRST_NUMERICS
 
     @cached_property
     def protocol(self) -> str:
-        """Return the hash of its protocol; empty if this version cannot read the protocol."""
+        """Return the hash of the study's protocol; empty if this version cannot read the protocol."""
         try:
             found = Protocol.model_validate_json(json.dumps(self.results.protocol))
             return found.with_prompts_in(self.folder).hash
@@ -54,13 +55,13 @@ class StoredStudy:
 
     @cached_property
     def runs(self) -> list[Run]:
-        """Return every run of the study once."""
+        """Return every run of the study exactly once."""
         every = (run for arm in self.results.arms for run in arm.runs if run.state != "missing")
         return list({run.hash: run for run in every}.values())
 
 
 def read_stored(path: Path) -> StoredStudy:
-    """Read a study's folder or its results.json."""
+    """Read a study, given its folder or its results.json."""
     file = path if path.is_file() else path / RESULTS
     if not file.is_file():
         raise UserError(
@@ -75,7 +76,7 @@ def name_of(path: Path) -> str:
 
 
 def why_apart(other: StoredStudy, protocol: str, numerics: int) -> str:
-    """Return why another study's runs cannot be used with this protocol and `NUMERICS`; empty if they can."""
+    """Return the reason why a study's runs cannot be used with this protocol and `NUMERICS`; empty if they can."""
     if not other.protocol:
         return f"the protocol of {other.name} is of another version, or its prompt files are not there"
     if other.protocol != protocol:
@@ -86,22 +87,23 @@ def why_apart(other: StoredStudy, protocol: str, numerics: int) -> str:
 
 
 def identities(runs: Iterable[Run]) -> dict[str, str]:
-    """Return the SHA-256 of each frozen network that runs read, by its name and settings."""
+    """Return the SHA-256 of each frozen network that runs read, by the network's name and settings."""
     found = [one for run in runs for one in identities_of(run)]
     return {f"{part} {settings}".strip(): identity for part, settings, identity, _ in found if identity}
 
 
 def other_networks(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
-    """List the frozen networks that had different weights in the two studies."""
+    """List the frozen networks whose weights differ between the two studies."""
     return sorted(
         part.partition(" {")[0].partition(" [")[0] for part in mine if mine[part] != theirs.get(part, mine[part])
     )
 
 
 def runs_like(study: Study, other: StoredStudy, metrics: Metrics) -> dict[str, list[Run]]:
-    """Return the runs of another study that have the plan of an arm apart from the seed, by the arm's label.
+    """Return the runs of another study that have the plan of an arm except for the seed, by the arm's label.
 
-    Runs of the control are the baseline's. Values of a metric with another definition than in `metrics` are left out.
+    Runs of the control count as runs of the baseline. Values of a metric are left out if its definition differs from
+    the definition in `metrics`.
     """
     seeds = sorted({run.seed for run in other.runs})
     known = {plan.hash: (arm.label, plan.seed) for arm in reseeded(study, seeds).arms for plan in arm.plans}

@@ -50,12 +50,12 @@ _SUBJECT, _EVALUATION = "the study", "evaluation"
 
 @dataclass(frozen=True)
 class Candidate:
-    """An arm with one choice of the values of `tune`."""
+    """An arm with one choice of values of `tune`."""
 
     values: Mapping[str, Json]
     """By dotted key."""
     plans: tuple[Plan, ...]
-    """One for each tuning seed."""
+    """One plan for each tuning seed."""
 
     @property
     def words(self) -> str:
@@ -64,10 +64,10 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Along:
-    """When a run is scored before its end, and by which protocol."""
+    """The steps at which a run is scored before its end, and the protocol of these scores."""
 
     steps: tuple[int, ...]
-    """Ascending, without the last step: the end is always scored."""
+    """Steps in ascending order, without the last step, since the end is always scored."""
     protocol: Protocol
 
 
@@ -81,20 +81,20 @@ class ArmPlan:
     changes: dict[str, Change]
     plans: tuple[Plan, ...]
     resolution: str = ""
-    """Empty in a study of one resolution."""
+    """Name of the resolution; empty in a study with one resolution."""
     overrides: tuple[str, ...] = ()
     decisions: dict[str, Change] = field(default_factory=dict)
-    """The changes for readers: adding or removing a part is one change."""
+    """The changes for readers, in which adding or removing a component is a single change."""
     candidates: tuple[Candidate, ...] = ()
-    """The choices of `tune` to try; the control shares the baseline's."""
+    """The choices of `tune` to try; the control uses the baseline's choices."""
     chosen: int | None = None
-    """Index of the candidate with the values of `plans`; None before the choice, and in a study without `tune`."""
+    """Index of the candidate with the values in `plans`; None before the choice, and in a study without `tune`."""
     candidate: Callable[[Mapping[str, Json]], Candidate] | None = field(default=None, compare=False, repr=False)
-    """Makes the arm with a choice of values; None in a study without `tune`."""
+    """Function that makes the arm with a choice of values; None in a study without `tune`."""
 
     @property
     def label(self) -> str:
-        """Return its name, with its resolution if the study has several."""
+        """Return the arm's name, with its resolution if the study has several."""
         return arm_label(self.name, self.resolution)
 
     @property
@@ -103,7 +103,7 @@ class ArmPlan:
 
     @property
     def parent(self) -> str:
-        """Return the name of the arm that it starts from; empty if it starts from none."""
+        """Return the name of the arm from which this arm starts; empty if there is none."""
         start = self.plans[0].start
         return start.name if isinstance(start, ArmStart) else ""
 
@@ -122,25 +122,28 @@ class Study:
     name: str
     settings: StudySettings
     arms: tuple[ArmPlan, ...]
-    """The baseline, the control if there is one, then the others; so at each resolution, fewest tokens first."""
+    """Baseline, control if any, then other arms; in this order for each resolution, with the fewest tokens first."""
     notes: tuple[str, ...] = ()
-    """Notes on how the evaluation was fitted to the data."""
+    """Notes on how the evaluation was adapted to the data."""
     baselines: Mapping[str, Plan] = field(default_factory=dict)
-    """The baselines with seed 0 by resolution, before tuning; with one resolution, its name is ''."""
+    """The baselines with seed 0 by resolution, before tuning; with a single resolution, its name is ''."""
     made_by: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """Commands that make files named in its plans, by path. Known for a stored study with a README."""
+    """Commands that make files named in the study's plans, by path.
+
+    The commands are known for a stored study with a README.
+    """
 
     def __repr__(self) -> str:
         arms, runs = ", ".join(arm.label for arm in self.arms), sum(len(arm.plans) for arm in self.arms)
         return f"<Study {self.name}: {self.settings.question} Arms: {arms}. Runs: {runs}>"
 
     def by_resolution(self) -> list[list[ArmPlan]]:
-        """Return the arms of each resolution, the baseline first."""
+        """Return the arms of each resolution, with the baseline first."""
         names = dict.fromkeys(arm.resolution for arm in self.arms)
         return [[arm for arm in self.arms if arm.resolution == name] for name in names]
 
     def contrasts(self) -> list[tuple[list[ArmPlan], FactorContrast]]:
-        """Return the contrasts between factorial arms, each with the arms of its resolution, if all its arms exist."""
+        """Return the contrasts between factorial arms, each with the arms of a resolution, if all these arms exist."""
         found = contrasts([factor.label for factor in self.settings.factorial])
         return [
             (arms, one)
@@ -154,7 +157,7 @@ class Study:
         return [(arm, baseline) for baseline, *others in self.by_resolution() for arm in others]
 
     def declared(self) -> list[tuple[ArmPlan, ArmPlan]]:
-        """Return the pairs of arms that are compared with each other, at each resolution, if both arms exist."""
+        """Return the pairs of arms that are compared with each other at each resolution, if both arms exist."""
         known = {(arm.name, arm.resolution): arm for arm in self.arms}
         return [
             (known[first, one.resolution], known[second, one.resolution])
@@ -174,12 +177,18 @@ class Study:
 
     @property
     def of_scenes(self) -> bool:
-        """Return whether the data are scenes, and so have the metrics of scenes. All arms have the same data."""
+        """Return whether the data consists of scenes, for which metrics of scenes exist.
+
+        All arms have the same data.
+        """
         return self.arms[0].plans[0].data.of_scenes
 
 
 def _early_steps(score_at: Sequence[int | float], steps: int) -> tuple[int, ...]:
-    """Return the steps before the last one at which a run of this length is scored. A share is at least one step."""
+    """Return the steps before the last step at which a run of this length is scored.
+
+    A fraction of the training counts as at least one step.
+    """
     found = {one if isinstance(one, int) else max(1, round(one * steps)) for one in score_at}
     return tuple(sorted(found - {steps}))
 
@@ -189,7 +198,7 @@ def token_count(plan: Plan) -> int:
 
 
 def load_study(name: str, assignments: Sequence[str] = ()) -> Study:
-    """Load a packaged study or a file. `assignments` override keys of the study, for example seeds=[0,1]."""
+    """Load a packaged study or a study file. `assignments` override keys of the study, for example seeds=[0,1]."""
     return study_from_document(packaged.find("studies", name), Path(name).stem, assignments, Path(name).parent)
 
 
@@ -200,9 +209,9 @@ def study_from_document(
     folder: Path | None = None,
     baselines: Mapping[str, Plan] | None = None,
 ) -> Study:
-    """Return the study of a document with overrides. Files that it names are looked up in `folder`.
+    """Return the study that a document describes, with overrides. Paths in the document are relative to `folder`.
 
-    `baselines` are plans by resolution. By default they are resolved from the recipe.
+    `baselines` are the baselines' plans, by resolution. By default, the baselines are resolved from the recipe.
     """
     _refuse_stored_copy(document)
     override_study(document, assignments)
@@ -219,7 +228,7 @@ def override_study(document: Document, assignments: Sequence[str]) -> None:
 
 
 def _refuse_stored_copy(document: Document) -> None:
-    """Raise for a stored study.yaml away from its folder, since its baseline is missing there."""
+    """Raise if a stored study.yaml was moved away from its folder, since its baseline is then missing."""
     if isinstance(document.data, dict) and document.data.keys() >= {"name", "question", "recipe"}:
         raise UserError(
             f"{document.place(('name',))}: tintype wrote this file into the folder of a study, where the study's "
@@ -230,18 +239,18 @@ def _refuse_stored_copy(document: Document) -> None:
 
 
 def remake_study(folder: Path) -> str:
-    """Return what to do about a damaged file of a study, as the end of a sentence."""
+    """Return advice on a damaged file of a study, as the end of a sentence."""
     return f"`tintype ablate STUDY --out {quote(str(folder))}`, with the study's own file and settings, writes it again"
 
 
 def read_settings(document: Document, folder: Path) -> StudySettings:
-    """Return a study that was stored in `folder`, with its prompt files."""
+    """Return the study that was stored in `folder`, with its prompt files."""
     settings = parse(StudySettings, document)
     return settings.model_copy(update={"evaluation": settings.evaluation.with_prompts_in(folder)})
 
 
 Place = Callable[[KeyPath], str]
-"""Return the place of a key of a study: the line of its file, or the override on the command line."""
+"""Return the place of a study's key, either the line in its file or the override on the command line."""
 
 
 def resolve(
@@ -253,8 +262,8 @@ def resolve(
 ) -> Study:
     """Return the study with all its plans.
 
-    `baselines` are given, by resolution, for a study that has begun: its recipe may have changed. `known` has the
-    folders of tokenizers that may be missing on this machine.
+    `baselines` are the plans by resolution of a study that has begun, since its recipe may have changed. `known` has
+    the folders of tokenizers that may be missing on this machine.
     """
     if baselines is None:
         baselines = _baselines(settings, place)
@@ -282,7 +291,7 @@ def resolve(
 
 
 def check_study(study: Study, trained: Collection[str] = ()) -> None:
-    """Raise if a study cannot be trained or scored on its data, with all reasons at once. Fetches the encoders.
+    """Raise if a study cannot be trained or scored on its data, and name all reasons. Fetches the encoders.
 
     `trained` has the hashes of plans that need no more training.
     """
@@ -293,7 +302,7 @@ def check_study(study: Study, trained: Collection[str] = ()) -> None:
 
 
 def _data_problems(study: Study) -> list[Problem]:
-    """List how the evaluation and the arms do not fit the data; nothing if the data is missing."""
+    """List the reasons why the evaluation or the arms do not fit the data; empty if the data is missing."""
     protocol, data = study.settings.evaluation, [plan.data for plan in study.baselines.values()]
     if not all(one.at_hand for one in data):
         return []
@@ -304,7 +313,7 @@ def _data_problems(study: Study) -> list[Problem]:
 
 
 def _shape_problems(study: Study) -> list[Problem]:
-    """List arms whose held-out images would have other shapes than their baseline's."""
+    """List arms whose held-out images would have shapes different from their baseline's."""
     return [
         Problem(f"shapes: buckets, but arm '{arm.label}' has other data.buckets than the baseline", ("shapes=square",))
         for arm in study.arms
@@ -313,7 +322,7 @@ def _shape_problems(study: Study) -> list[Problem]:
 
 
 def _caption_problems(study: Study, trained: Collection[str] = ()) -> list[Problem]:
-    """List arms that read captions which the data does not have."""
+    """List arms that read captions which are missing in the data."""
     found = []
     for arm in study.arms:
         for plan in arm.plans:
@@ -327,7 +336,7 @@ def _caption_problems(study: Study, trained: Collection[str] = ()) -> list[Probl
 
 
 def _baselines(settings: StudySettings, place: Place) -> dict[str, Plan]:
-    """Return the baselines by resolution; with one resolution, its name is ''."""
+    """Return the baselines by resolution; with a single resolution, its name is ''."""
     own, plans = set_labels(settings.set, ("set",), place), {}
     for index, (name, overrides) in enumerate([(one.name, one.set) for one in settings.resolutions] or [("", ())]):
         labels = [*own, *set_labels(overrides, ("resolutions", index, "set"), place)]
@@ -337,12 +346,12 @@ def _baselines(settings: StudySettings, place: Place) -> dict[str, Plan]:
 
 
 def set_labels(assignments: Sequence[str], path: KeyPath, place: Place) -> list[str]:
-    """Return the text before each assignment in messages."""
+    """Return the text that precedes each assignment in messages."""
     return [f"{place((*path, index))}: set " for index in range(len(assignments))]
 
 
 def _named(resolution: str) -> AbstractContextManager[None]:
-    """Add the name of the resolution to errors at one of several."""
+    """Add the name of the resolution to errors, if there are several resolutions."""
     return _before_errors(f"at resolution '{resolution}': " if resolution else "")
 
 
@@ -384,13 +393,13 @@ def _arms_at(resolution: str, baseline: Plan, settings: StudySettings, place: Pl
 
 
 _Tuned = tuple[Mapping[str, Json], Plan]
-"""Values of `tune`, and the baseline with them."""
+"""A choice of values of `tune`, and the baseline with these values."""
 
 
 def _tuned_baseline(
     baseline: Plan, settings: StudySettings, resolution: str, place: Place, values: Mapping[str, Json]
 ) -> _Tuned:
-    """Return the baseline with a choice of the values of `tune`."""
+    """Return the baseline with a choice of values of `tune`."""
     labels = [f"{place(('tune', key))}: tune " for key in values]
     assignments = [f"{key}={json.dumps(value)}" for key, value in values.items()]
     with _named(resolution):
@@ -408,7 +417,7 @@ def _made(
 def _arm_candidate(
     arm: ArmSettings, settings: StudySettings, resolution: str, known: Known, tuned: _Tuned
 ) -> Candidate:
-    """Return the arm with a choice of the values of `tune`. The arm's own changes must not change these values."""
+    """Return the arm with a choice of values of `tune`. The changes of the arm must not change these values."""
     values, baseline = tuned
     found = _resolve_arm(arm, baseline, settings.tune_seeds, resolution, known)
     if found.parent:
@@ -429,10 +438,11 @@ def _arm_candidate(
 
 
 def with_choices(study: Study, choices: Mapping[str, int]) -> Study:
-    """Return the study with the chosen values of `tune`: the index of the candidate, by the labels of the arms.
+    """Return the study with the chosen values of `tune`, given as the index of the candidate by arm label.
 
-    An arm's diff is then against the baseline with the baseline's own choice, so it may include the tuned keys. For
-    each choice, applied to arm and baseline alike, it was checked that the arm changes only what it declares.
+    An arm's diff is then computed against the baseline with the baseline's own choice, so the diff may include the
+    tuned keys. For each choice, the arm and the baseline with this choice were checked: the arm changes only what it
+    declares.
     """
     arms = []
     for group in study.by_resolution():
@@ -455,7 +465,7 @@ def with_choices(study: Study, choices: Mapping[str, int]) -> Study:
 
 
 def _link_arms(arms: Sequence[ArmPlan]) -> list[ArmPlan]:
-    """Fill in the plans that arms start from: each starts from the run of its own seed."""
+    """Fill in the plans from which arms start; each run starts from the parent run with the same seed."""
     known = {arm.name: arm for arm in arms}
     linked: dict[str, ArmPlan] = {}
 
@@ -509,7 +519,7 @@ def _refuse_late_scores(study: Study) -> None:
 
 
 def _refuse_missing_guides(study: Study) -> None:
-    """Raise if the evaluation's guidance needs earlier weights that the runs of an arm will not have."""
+    """Raise if the evaluation's guidance needs earlier weights that the runs of an arm will not save."""
     guides = {one.sampler.guidance.guide for one in study.settings.evaluation.conditions} - {None}
     for arm in study.arms if guides else ():
         plan = arm.plans[0]
@@ -520,7 +530,7 @@ def _refuse_missing_guides(study: Study) -> None:
 
 
 def choose_arms(study: Study, names: Sequence[str]) -> Study:
-    """Return the study with only these arms, at all its resolutions (and the baselines, and the arms' parents)."""
+    """Return the study with only these arms at all resolutions, together with the baselines and the arms' parents."""
     known = dict.fromkeys(arm.name for arm in study.arms)
     for name in names:
         if name not in known:
@@ -545,7 +555,7 @@ def _resolve_arm(arm: ArmSettings, baseline: Plan, seeds: Sequence[int], resolut
 
 
 def _refuse_other_held_out(baseline: Plan, plan: Plan) -> None:
-    """Raise if an arm would be scored against other images than the baseline."""
+    """Raise if an arm would be scored against images different from the baseline's."""
     old, new = (plain(one.data.held_out(1)) for one in (baseline, plan))
     if old != new:
         keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]

@@ -1,9 +1,9 @@
-"""The supervisor of a study's workers on this machine: it starts, restarts and stops them.
+"""The supervisor of a study's workers on this machine, which starts, restarts and stops the workers.
 
-A worker takes the lease of a run, as any `tintype work` does, once the run fits into memory. All knowledge about a run
+A worker takes the lease of a run, like any `tintype work`, when the run fits into memory. All information about a run
 is in its claim, which `tintype status` also reads. Apart from claims, the supervisor and its workers exchange only
-signals. The supervisor starts a worker if a run would fit: as many as `--jobs` gives, or as many as raise the
-throughput.
+signals. The supervisor starts a worker if a run would fit, up to the number in `--jobs`, or as long as each worker
+raises the throughput.
 """
 
 from __future__ import annotations
@@ -55,40 +55,44 @@ from tintype.study.worker import (
 from tintype.wording import option
 
 _POLL_S, _READ_S, _FILL_S = 0.2, 0.5, 1.0
-"""Seconds between checks of the processes, of the claims, and of the runs that fit."""
+"""Seconds between checks of the processes, the claims, and the runs that fit."""
 _SETTLED_S = 5.0
 """Seconds between checks for runs that other commands have ended."""
 _WAITING_S = 60.0
-"""Seconds between messages on a study that waits for memory."""
+"""Seconds between messages about a study that is waiting for memory."""
 _BEAT_S = 1.0
-"""Seconds between heartbeats of a worker, and so the age of the display."""
+"""Seconds between heartbeats of a worker, which is also the maximum age of the display."""
 _JOIN_S = 5.0
 _STOP, _TIME = signal.SIGUSR1, signal.SIGUSR2
-"""The signals that ask a worker to stop, and that begin and end a moment in which it is timed.
+"""The signals that ask a worker to stop, and that start and end its timing.
 
-A scheduler may send SIGTERM too, and a second SIGTERM would end the worker at once.
+SIGTERM is not used to stop a worker, since a scheduler may also send it and a second SIGTERM would end the worker
+immediately.
 """
 _MOST_STARTS = 3
-"""A worker that dies this often in a row before it takes a run is not restarted."""
+"""A worker is not restarted if it dies this many times in a row before it takes a run."""
 _AGAIN_S = 2.0
 """Seconds before a dead worker is restarted. Each further death triples this wait."""
 _SPENT, _FAULTY = 75, 76
-"""Exit codes of a worker that leaves the remaining runs to a new process. The second code: its GPU has failed."""
+"""Exit codes of a worker that leaves the remaining runs to a new process.
+
+The second code means that the worker's GPU has failed.
+"""
 _LEAVE_S = 60.0
-"""Seconds that a worker may take to save its run after the GPU has failed in another one."""
+"""Seconds that a worker may take to save its run after the GPU has failed in another worker."""
 _QUIET_S, _QUIET_AGAIN_S = 8.0, 60.0
-"""Most seconds for which other runs pause while one run's steps are timed, and seconds until the next attempt."""
+"""Maximum seconds for which other runs pause while a run's steps are timed, and seconds until the next attempt."""
 _LEAST_LEFT = 30
-"""A run's steps are timed only if the run has this many steps left."""
+"""A run's steps are timed only if at least this many of its steps are left."""
 _STRANGERS_SHARE = 0.1
-"""If these workers do not explain more than this fraction of a GPU's used memory, other programs probably use it."""
+"""If other programs use more than this fraction of a GPU's memory, the GPU counts as shared."""
 
 Jobs = int | Literal["auto"]
-"""Workers of a command: a number, or as many as raise the throughput."""
+"""Number of workers of a command, or as many as raise the throughput."""
 
 
 def parse_jobs(given: str | int | None) -> Jobs:
-    """Parse the number of concurrent runs: a number, or auto. By default it is auto on a GPU and 1 on a CPU."""
+    """Parse the number of concurrent runs, which is a number or auto. The default is auto on a GPU and 1 on a CPU."""
     if given is None:
         return "auto" if choose_device("auto").type == "cuda" else 1
     text = str(given)
@@ -108,7 +112,7 @@ def most_of(jobs: Jobs) -> int:
 
 
 def gpu_names() -> list[str]:
-    """Return the GPUs that this process may use, as `CUDA_VISIBLE_DEVICES` names them."""
+    """Return the GPUs that this process may use, in the notation of `CUDA_VISIBLE_DEVICES`."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return visible.split(",") if visible else [str(index) for index in range(torch.cuda.device_count())]
 
@@ -122,14 +126,12 @@ class Crew:
     most: int
     threads: int
     round: str
-    """Names the workers of a command that goes through each run once; empty for a command that takes the remaining
-    runs.
-    """
+    """Identifier of a command's workers if it makes each run once; empty if it makes only the remaining runs."""
     wait: bool
     expiry_s: float
 
     def gpus_of(self, slot: int, gpus: int) -> range:
-        """Return the GPUs of this worker: as many as its largest run needs."""
+        """Return the GPUs of this worker, as many as its largest run needs."""
         width = max(task.plan.run.ranks for task in self.tasks)
         first = slot * width % max(1, gpus - gpus % width)
         return range(first, first + width)
@@ -144,18 +146,18 @@ class _Job:
     barren: int = 0
     """How often the process of this slot died before it took a run."""
     took: bool = False
-    """Whether it has taken a run."""
+    """Whether the process has taken a run."""
     leave_by: float = math.inf
-    """When it is killed, after it was asked to leave its GPU."""
+    """Time at which the process is killed after it was asked to leave its GPU."""
 
     @property
     def was_told(self) -> bool:
-        """Return whether the process ended because of a signal, or because it was spent."""
+        """Return whether the process ended by a signal, or because it left the remaining runs to a new process."""
         return self.process.exitcode in (0, _SPENT, _FAULTY, -signal.SIGTERM, -_STOP)
 
     @property
     def has_failed(self) -> bool:
-        """Return whether the process ended by an error of its GPU, or may have: by a signal that nobody sent."""
+        """Return whether the process ended by a GPU error, or by an unknown signal that may mean a GPU error."""
         code = self.process.exitcode or 0
         return code == _FAULTY or (code < 0 and not self.was_told and code != -signal.SIGKILL)
 
@@ -170,9 +172,9 @@ def run_tasks(
     wait: bool = True,
     expiry_s: float = EXPIRY_S,
 ) -> dict[tuple[str, int], Message]:
-    """Run the tasks in workers; return the last message of each task that was started.
+    """Make the runs in workers; return the last message of each run that was started.
 
-    By default they go through every run once, as a round of their own.
+    By default, the workers make every run once in a separate round.
     """
     widest = max(task.plan.run.ranks for task in tasks)
     if not all(map(has_room, tasks)):
@@ -187,14 +189,14 @@ def run_tasks(
 
 @dataclass
 class _Seen:
-    """The last known newest claim of a run, and what was reported of it."""
+    """The last known newest claim of a run, and the part of it that was already reported."""
 
     claim: Claim
     told: tuple[object, ...] = field(default_factory=tuple)
 
 
 class Supervisor:
-    """The work of a crew, from its start to the end of the last run."""
+    """The supervision of a crew of workers, from its start to the end of the last run."""
 
     def __init__(
         self,
@@ -217,11 +219,11 @@ class Supervisor:
         self.settled: set[str] = set()
         """Runs that other commands have ended."""
         self.closed: set[int] = set()
-        """Slots in which no worker is started any more."""
+        """Slots in which no more workers are started."""
         self.barren: dict[int, tuple[int, float]] = {}
-        """By slot: how often its process died before it took a run, and when it may be restarted."""
+        """By slot: the number of deaths of its process before it took a run, and the time of the next start."""
         self.over = False
-        """Whether a worker found no run left."""
+        """Whether a worker has found no run left."""
         self.due: dict[str, float] = {}
         """The next time of each action, by its name."""
         self.kills = count_kills()
@@ -264,11 +266,11 @@ class Supervisor:
     # Processes
 
     def _can_start(self) -> bool:
-        """Return whether a worker will be started later, if not now."""
+        """Return whether a worker will be started later, if none is started at present."""
         return bool(self._left()) and len(self.closed) < self.crew.most
 
     def _fill(self) -> None:
-        """Start workers for the runs that fit now and are free."""
+        """Start workers for the free runs that fit at present."""
         self.admission.refresh()
         target = self.crew.most if self.pace is None else min(self.crew.most, self._paced() * max(1, len(self.gpus)))
         held = {name for name, seen in self.seen.items() if seen.claim.ended is None and not seen.claim.is_dead}
@@ -292,7 +294,7 @@ class Supervisor:
                 )
 
     def _paced(self) -> int:
-        """Return the number of runs for a GPU, from the speed of its running runs."""
+        """Return the number of concurrent runs for a GPU, from the speed of the runs in progress."""
         assert self.pace is not None
         running: dict[str, Pulse] = {}
         for job in self.jobs:
@@ -315,7 +317,7 @@ class Supervisor:
         return None
 
     def _replace(self, job: _Job) -> None:
-        """Record how a worker ended. Another starts in its place if work is left."""
+        """Record how a worker ended. Start another worker in its place if work is left."""
         self.jobs.remove(job)
         code, kills = job.process.exitcode, count_kills()
         reason = f"its process ended with exit code {code}"
@@ -344,10 +346,10 @@ class Supervisor:
                 self._note(Message(task.key, "failed", text=f"{reason}, {barren} times before it took a run"))
 
     def _renew(self, gpu: int) -> None:
-        """Make the workers on a GPU save their runs and leave them to new processes, after the GPU has failed in
-        another one.
+        """Make the workers on a GPU save their runs and leave them to new processes, because the GPU has failed in
+        another worker.
 
-        Under the Multi-Process Service, later GPU calls of the other processes may never return.
+        Under the Multi-Process Service, later GPU calls of these workers may never return.
         """
         for job in self.jobs:
             if self._gpu_of(job) == gpu and job.leave_by == math.inf:
@@ -357,7 +359,7 @@ class Supervisor:
     # Claims
 
     def _read(self) -> None:
-        """Read the claims of the remaining runs, and report news in them."""
+        """Read the claims of the remaining runs, and report changes in the claims."""
         others = self._is_due("settled", _SETTLED_S)
         out = self.leases.folder.parent
         if others and not has_room_in(out, SPARE_BYTES) and self._left() and self._is_due("room", _WAITING_S):
@@ -382,7 +384,7 @@ class Supervisor:
                 self.settled.add(name)
 
     def _tell(self, task: Task, message: Message, claim: Claim) -> None:
-        """Report a message once."""
+        """Report a message unless it was already reported."""
         seen = self.seen[task.plan.hash]
         told = (claim.number, message)
         if seen.told != told:
@@ -405,7 +407,7 @@ class Supervisor:
     # Steps alone on the GPU
 
     def _time_steps(self) -> None:
-        """Time the steps of a shape that was not timed yet: for a moment, its run has the GPU for itself."""
+        """Time the steps of a shape that was not timed yet; its run gets the GPU to itself for a moment."""
         for job in self.jobs:
             task = self._run_of(job)
             if task is None or self.admission.has_step(task) or not self._can_be_timed(task):
@@ -428,14 +430,14 @@ class Supervisor:
         return self.crew.gpus_of(job.slot, len(self.gpus))[0]
 
     def _has_strangers(self, gpu: int) -> bool:
-        """Return whether others than these workers have memory of a GPU."""
+        """Return whether programs other than these workers use memory of a GPU."""
         shares = self.admission.gpus[gpu]
         promises, level = shares.promises(), shares.pool.read()
         unknown = level.total - level.free - sum(one.used for one in promises)
         return any(one.process.pid not in self.pids for one in promises) or unknown > _STRANGERS_SHARE * level.total
 
     def _keep_quiet(self, job: _Job, others: Sequence[_Job], task: Task) -> None:
-        """Resume the paused workers once the run is timed, or if it takes too long."""
+        """Resume the paused workers when the run is timed, or when timing takes too long."""
         try:
             for one in others:
                 _signal(one.process, signal.SIGSTOP)
@@ -463,10 +465,10 @@ def _start(crew: Crew, slot: int, barren: int, gpus: Sequence[str]) -> _Job:
 
 @contextlib.contextmanager
 def _without_main() -> Iterator[None]:
-    """Keep processes that start inside from running this process's main program again, as `spawn` would.
+    """Prevent processes that start inside the context from running this process's main program again, as `spawn` would.
 
-    Workers do not need that program. If a script runs a study outside of `if __name__ == "__main__"`, each worker would
-    run the study again.
+    Workers do not need the main program. If a script runs a study outside of `if __name__ == "__main__"`, each worker
+    would otherwise run the study again.
     """
     name = "__main__"
     main, sys.modules[name] = sys.modules[name], ModuleType(name)
@@ -481,14 +483,14 @@ def _number(value: object) -> int:
 
 
 def _signal(process: BaseProcess, number: int) -> None:
-    """Send a signal to a worker that still exists."""
+    """Send a signal to a worker, if its process still exists."""
     if process.pid is not None and process.is_alive():
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, number)
 
 
 def _dismiss(jobs: Sequence[_Job]) -> None:
-    """End the workers of a study that ended by an error."""
+    """End the workers of a study that was ended by an error."""
     for job in jobs:
         _signal(job.process, _STOP)
     for job in jobs:
@@ -498,7 +500,7 @@ def _dismiss(jobs: Sequence[_Job]) -> None:
 
 
 def _work(crew: Crew, slot: int, parent: int, gpus: Sequence[str]) -> None:
-    """Run tasks in a worker process until none is left. It ends with the study."""
+    """Run tasks in a worker process until no task is left. The process ends when the study's process ends."""
     end_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # where the study was started by a thread that could not say so
     prepare_streams()

@@ -1,6 +1,7 @@
-"""How far to trust the metrics of a study, from its own runs: seed spread, sampling error, signal to noise.
+"""Compute how far to trust the metrics of a study from its own runs, by seed spread, sampling error, and
+signal-to-noise ratio.
 
-Collapsed runs are left out, as in the verdicts.
+Collapsed runs are left out, as for verdicts.
 """
 
 from __future__ import annotations
@@ -26,18 +27,22 @@ _OF_BIAS = (
 
 @dataclass(frozen=True)
 class Trust:
-    """How far to trust a metric at one resolution. A number is None if there are too few runs to compute it."""
+    """Quantities that show how far to trust a metric at one resolution.
+
+    A quantity is None if there are too few runs to compute it.
+    """
 
     metric: MetricInfo
     baseline_mean: float | None
-    """The mean with which arms are compared; if none was compared, the plain mean of the baseline's runs."""
+    """The mean that comparisons of arms use; if no arm was compared, the plain mean of the baseline's runs."""
     seed_spread: float | None
     seeds: int
     sampling_error: float | None
-    """The error of one run: the root mean square over the runs of baseline and control."""
+    """The error of one run, as root mean square over the runs of the baseline and the control."""
     signal_to_noise: float | None
     bias: float | None = None
-    """By how much finite sets of images make one run's value too large: the mean over the runs of baseline and control.
+    """The bias of one run's value due to finite sets of images, as a mean over the runs of the baseline and the
+    control.
 
     None if unknown.
     """
@@ -61,12 +66,12 @@ def is_biased(results: StudyResults) -> bool:
 
 
 def lead(results: StudyResults) -> str:
-    """Explain the numbers of the table."""
+    """Explain the columns of the table."""
     return _LEAD + (_OF_BIAS if is_biased(results) else "")
 
 
 def trust(results: StudyResults) -> list[Trust]:
-    """Return each metric's row for the results at one resolution, the highest signal-to-noise first."""
+    """Return the row of each metric for the results at one resolution, with the highest signal-to-noise ratio first."""
     rows = [_trust(results, metric) for metric in results.metrics]
     return sorted(rows, key=lambda row: -1.0 if row.signal_to_noise is None else row.signal_to_noise, reverse=True)
 
@@ -96,7 +101,7 @@ def _values(runs: list[Run], metric: str) -> list[float]:
 
 
 def _ratio(groups: list[list[float]]) -> float | None:
-    """Return the deviation of the groups' means over their mean standard error; None without two groups of two."""
+    """Return the standard deviation of group means over their mean standard error; None without two groups of two."""
     several = [group for group in groups if len(group) > 1]
     if len(several) < 2:
         return None

@@ -1,9 +1,9 @@
-"""Tuned arms: try the values of `tune` for the baseline and each arm alike, and choose the best for each.
+"""Tuned arms: try the values of `tune` for the baseline and each arm, and choose the best values for each of them.
 
-Baseline and arms have the same number of trials and the same seeds, and the comparison uses other seeds. So a value
-that won by luck in its sweep has no advantage in the comparison. Tuning runs are runs like others, in the study's
-runs/. The choice is a function of their results alone, so a study that was killed makes the same choice again. Values
-proposed by a sampler of Optuna are written to the study's tuning.jsonl before they are trained.
+The baseline and the arms have the same number of trials and the same seeds, and the comparison uses other seeds. So a
+value that was best in its sweep by chance has no advantage in the comparison. Tuning runs are in the study's folder
+runs/, like all other runs. The choice depends only on the results of the tuning runs, so a killed study makes the same
+choice again. Values that a sampler of Optuna proposes are written to the study's tuning.jsonl before they are trained.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ from tintype.study.study import Candidate, Study, with_choices
 from tintype.wording import option
 
 _TRIALS = "tuning.jsonl"
-"""File in a study's folder: the values that a sampler has proposed, oldest first."""
+"""File in a study's folder with the values that a sampler has proposed, oldest first."""
 _LOCK = ".tuning-lock"
 
 
 def tuning_tasks(study: Study, out: Path) -> list[Task]:
-    """Return the runs that tuning needs, seed by seed, without diverged runs, whose result is the divergence.
+    """Return the runs that tuning still needs, seed by seed; diverged runs are left out, since divergence is their
+    result.
 
-    With a sampler that learns, they are the trials proposed so far (`ask_trials`).
+    With a sampler that learns, these are the runs of the trials proposed so far (`ask_trials`).
     """
     study = with_trials(study, out)
     tasks = [
@@ -47,7 +48,10 @@ def tuning_tasks(study: Study, out: Path) -> list[Task]:
 
 
 def _tried(study: Study) -> Iterator[tuple[str, Candidate]]:
-    """Yield each candidate of each arm with a label. The control has the baseline's plan, so it shares the choice."""
+    """Yield each candidate of each arm with a label.
+
+    The control has the baseline's plan, so it uses the baseline's choice.
+    """
     for arm in (arm for arm in study.arms if arm.role != "control"):
         for number, one in enumerate(arm.candidates, 1):
             trial = f"trial {number}: " if _learns(study) else ""  # a sampler may propose the same values again
@@ -66,9 +70,9 @@ def check_sampler(study: Study) -> None:
 
 
 def ask_trials(study: Study, out: Path) -> None:
-    """Ask the sampler for the next trial of each arm whose trials have all ended, and write it down.
+    """Ask the sampler for the next trial of each arm whose trials have all ended, and write the trial to the file.
 
-    One process at a time reads and extends the file; any number of workers may ask.
+    Any number of workers may call this function, but only one process at a time reads and extends the file.
     """
     if not _learns(study):
         return
@@ -110,7 +114,7 @@ def with_trials(study: Study, out: Path) -> Study:
 
 
 def _with_values(study: Study, by_label: Mapping[str, Sequence[Mapping[str, Any]]]) -> Study:
-    """Return the study whose arms have these choices of values; the control shares the baseline's."""
+    """Return the study whose arms have these choices of values; the control uses the baseline's choice."""
     arms = []
     for group in study.by_resolution():
         for arm in group:
@@ -121,7 +125,7 @@ def _with_values(study: Study, by_label: Mapping[str, Sequence[Mapping[str, Any]
 
 
 def tuning_of(study: Study, out: Path) -> results.Tuning | None:
-    """Return all trials and choices; None in a study without `tune`."""
+    """Return all trials and the choices; None in a study without `tune`."""
     if not study.settings.tune:
         return None
     study, by = with_trials(study, out), study.settings.tune_by
@@ -152,7 +156,7 @@ def _run(run: results.Run, metric: str) -> results.TuningRun:
 
 
 def best(scores: Sequence[Sequence[float | None]], direction: Literal["lower", "higher"]) -> int:
-    """Return the index of the choice with the best mean score; the first of equal choices.
+    """Return the index of the choice of values with the best mean score; on a tie, the first of them.
 
     A choice that lost runs ranks below all choices that lost fewer runs.
     """
@@ -168,9 +172,11 @@ def best(scores: Sequence[Sequence[float | None]], direction: Literal["lower", "
 def edges_of(
     grid: Sequence[Mapping[str, Any]], chosen: int, candidate: Callable[[Mapping[str, Any]], object] | None = None
 ) -> list[str]:
-    """Name the directions in which a better value may lie: keys whose chosen number is the grid's smallest or largest.
+    """Name the directions in which a better value may lie, for keys whose chosen number is the smallest or largest in
+    the grid.
 
-    `candidate` makes the plan of some values. If it refuses a value beyond the edge, no better value can lie there.
+    `candidate` makes a plan from given values. If `candidate` refuses a value beyond the edge, no better value can lie
+    there.
     """
     values, found = grid[chosen], []
     for key, value in values.items():
@@ -210,12 +216,12 @@ def untuned_words(tuning: results.Tuning | None) -> str:
 
 
 def trials_left(tuning: results.Tuning) -> int:
-    """Return how many trials of all arms are not proposed yet."""
+    """Return how many trials of all arms have not been proposed yet."""
     return sum(max(0, tuning.trials - len(sweep.points)) for sweep in tuning.sweeps)
 
 
 def tuned(study: Study, tuning: results.Tuning | None) -> Study:
-    """Return the study with the tuned values; unchanged if they cannot be chosen yet."""
+    """Return the study with the tuned values; unchanged if these cannot be chosen yet."""
     if tuning is None or untuned_words(tuning):
         return study
     chosen = {results.arm_label(one.arm, one.resolution): one for one in tuning.sweeps}

@@ -1,10 +1,11 @@
-"""Verdicts of a study: each contrast's difference, its interval, and the resulting verdict.
+"""Compute the verdicts of a study: the difference of each contrast, its interval, and the resulting verdict.
 
-A comparison's interval has the comparison's share of the study's error, so the interval is the test. An interval that
-excludes zero gives better or worse. An interval within the margin gives same. Any other interval is undecided. One
-share covers both kinds of claim, since for any true difference at most one of them can be false. If all seeds differ by
-the same amount, the seed spread cannot be measured. Then there is no p and no interval, and the verdict is "no spread",
-or "identical" if the amount is zero. The throughput is measured and not tested.
+A comparison's interval uses the comparison's share of the study's error, so the interval is the test. If the interval
+excludes zero, the verdict is better or worse. If the interval lies within the margin, the verdict is same. Otherwise
+the verdict is undecided. One share of error covers both claims (a difference, or same), since at most one of them can
+be false for any true difference. If all seeds differ by the same amount, the seed spread cannot be measured. In this
+case there is no p and no interval, and the verdict is "no spread", or "identical" if the amount is zero. The throughput
+is only measured, and not tested.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tintype.study.stats.estimate import CONFIDENCE, Estimate
 NOT_POSITIVE = "a value is not positive, so there is no relative effect"
 NO_RUNS = "there are no runs to compare"
 STORED = "stored runs"
-"""Label of the baseline's runs from other studies."""
+"""Label of baseline runs that come from other studies."""
 
 
 def cells_of(
@@ -37,10 +38,11 @@ def cells_of(
     stored: Sequence[Run] = (),
     search: bool = True,
 ) -> Cells:
-    """Return a metric's cells of the arms of one resolution, the baseline first. Keys are the arms' labels.
+    """Return a metric's cells for the arms of one resolution, with the baseline first. The keys of the cells are the
+    arms' labels.
 
-    If `ratios` to the baseline are compared, arms with values that are not positive are left out. `stored` are runs of
-    the baseline's plan from other studies. Collapsed runs are left out, unless `search` is None.
+    If ratios to the baseline are compared (`ratios`), arms with zero or negative values are left out. `stored` are runs
+    of the baseline's plan that come from other studies. Collapsed runs are left out, unless `search` is None.
     """
     values = {label: _finite(runs[label], metric) for label in arms}
     baseline, *controls = (label for label, role in arms.items() if role != "arm")
@@ -60,9 +62,11 @@ def cells_of(
 
 
 def without_bias(cells: Cells, runs: Mapping[str, Sequence[Run]], metric: str) -> Cells | None:
-    """Return cells of logarithms after each run's sampling bias is subtracted; None if the bias of a run is unknown.
+    """Return cells of logarithms from which each run's sampling bias is subtracted; None if the bias of a run is
+    unknown.
 
-    If the bias of a run exceeds its value there is no logarithm. Then values are compared raw, and ratios not at all.
+    If the bias of a run exceeds its value, the logarithm does not exist; then values are compared raw, and ratios are
+    not compared.
     """
     if cells.scale.kind not in ("log", "ratio"):
         return None
@@ -87,26 +91,26 @@ def _finite(runs: Sequence[Run], metric: str) -> dict[int, float]:
 
 @dataclass(frozen=True)
 class Matched:
-    """The runs of a contrast, seed by seed. A seed that lost one of its runs is left out."""
+    """The runs of a contrast, seed by seed. A seed is left out if one of its runs was lost."""
 
     old: list[float]
-    """Value of the contrast's reference at each seed; for a trend, on logarithms."""
+    """Value of the contrast's reference for each seed; for a trend, as a logarithm."""
     differences: list[float]
-    """Value of the contrast at each seed."""
+    """Value of the contrast for each seed."""
     complete: bool
     loss: Loss
-    """Why seeds are missing, if the comparison is incomplete."""
+    """The reason why seeds are missing, if the comparison is incomplete."""
     lost: str
     """See `Comparison.lost`."""
     same: bool
-    """Whether every difference is zero, up to rounding."""
+    """Whether all differences are zero, except for rounding."""
 
 
 def match(asked: Asked, runs: Mapping[str, Sequence[Run]], metric: str) -> Matched | str:
-    """Match the runs of a contrast by seed, or return why a trend is not defined.
+    """Match the runs of a contrast by seed, or return the reason why a trend is not defined.
 
-    An arm may have fewer seeds than the baseline. The control has seeds of its own and is matched by their order. Each
-    of its runs differs from the baseline's mean.
+    An arm may have fewer seeds than the baseline. The control has separate seeds, which are matched by their order;
+    each of its runs is compared with the baseline's mean.
     """
     weights, reference = asked.contrast.weights, asked.contrast.reference
     own, *others = weights
@@ -144,13 +148,13 @@ def match(asked: Asked, runs: Mapping[str, Sequence[Run]], metric: str) -> Match
 
 
 def without_seeds(matched: Matched) -> Comparison:
-    """Return the comparison of an arm without a seed left to compare."""
+    """Return the comparison of an arm for which no seed is left to compare."""
     nothing = dict.fromkeys(("mean", "baseline_mean", "difference"), math.nan)
     return Comparison(**nothing, differences=[], verdict=matched.loss, lost=matched.lost)
 
 
 def measured_row(matched: Matched) -> Comparison:
-    """Return a comparison without a test."""
+    """Return a comparison that was not tested."""
     old, difference = fmean(matched.old), fmean(matched.differences)
     return Comparison(
         mean=old + difference,
@@ -197,9 +201,9 @@ def tested_row(
 ) -> Comparison:
     """Return an estimate in the metric's unit, with its verdict.
 
-    `collapse` counts the arm's collapsed runs. `unstable` says that the arm's runs collapse more often than the
-    baseline's, by a test. `unbiased` is the same comparison without the sampling bias. The verdict "same" needs both
-    intervals within the margin.
+    `collapse` has the number of the arm's collapsed runs. `unstable` is true if, by a test, the arm's runs collapse
+    more often than the baseline's. `unbiased` is the same comparison after the sampling bias was subtracted. For the
+    verdict "same", both intervals must lie within the margin.
     """
     scale, old = cells.scale, found.old
     low, high = found.interval or (None, None)
@@ -262,9 +266,9 @@ def tested_row(
 
 
 def _margin_on_scale(asked: Asked, cells: Cells, old: float, margin: Effect) -> float:
-    """Return the margin as a change on the scale, the smaller of the two sides.
+    """Return the margin as a change on the scale; if the two sides differ, return the smaller side.
 
-    For a trend, a ratio of ratios, it is taken from the trend's largest baseline.
+    For a trend, which is a ratio of ratios, the margin is computed at the trend's largest baseline.
     """
     scale = cells.scale
     if asked.key.kind == "trend":

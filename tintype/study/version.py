@@ -1,4 +1,7 @@
-"""The version that began a study. Workers whose version computes different numbers in training must not join it."""
+"""Record and check the version that began a study.
+
+Workers must not join the study if their version computes different numbers in training.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,9 @@ from tintype.study.study import remake_study
 from tintype.wording import option
 
 VERSION = "version.json"
-"""The file with the version, in a study's folder."""
+"""The file in a study's folder that records the version."""
 FIRST_NUMERICS = 1
-"""`NUMERICS` of all versions that did not record it."""
+"""The `NUMERICS` of all versions that did not record this number."""
 
 
 def this_version() -> dict[str, Any]:
@@ -24,12 +27,12 @@ def this_version() -> dict[str, Any]:
 
 
 def read_version(out: Path) -> dict[str, Any]:
-    """Return the version that began a study; empty if it began before versions were recorded."""
+    """Return the version that began a study; empty if no version was recorded."""
     return read_checked(out / VERSION, remake_study(out))
 
 
 def check_version(out: Path) -> None:
-    """Raise if the version that began a study computes other numbers in training."""
+    """Raise if this version computes different numbers in training than the version that began the study."""
     begun = read_version(out)
     if begun and begun.get("numerics") != tintype.NUMERICS:
         commit = f", commit {begun['commit']}" if begun.get("commit") else ""
@@ -42,7 +45,7 @@ def check_version(out: Path) -> None:
 
 
 def version_events(environment: Mapping[str, object], out: Path) -> list[dict[str, object]]:
-    """Return an event if a run was last trained by another version or commit than the one that began the study."""
+    """Return an event if a run was last trained by a version or commit different from the one that began the study."""
     if "tintype" not in environment or not (begun := read_version(out)):
         return []
     own = {"tintype": environment["tintype"], "commit": environment.get("commit", "")}

@@ -1,7 +1,7 @@
-"""The worker of a study: it leases the next run, trains it from its last checkpoint, scores it, and repeats.
+"""The worker of a study leases the next run, trains it from its last checkpoint, scores it, and repeats.
 
-Any number of workers on any number of machines share a study's folder. There is no central queue: the study's files
-decide the next runs, and the leases in `leases/` record who works on which (`tintype.runtime.leases`).
+Any number of workers on any number of machines share a study's folder. There is no central queue. The study's files
+determine the next runs, and the leases in `leases/` record the worker of each run (`tintype.runtime.leases`).
 """
 
 from __future__ import annotations
@@ -45,23 +45,22 @@ from tintype.study.runner import (
 from tintype.study.shapes import StepTimer
 
 LEASES = "leases"
-"""The folder in a study's folder that has the leases of its runs."""
+"""The subfolder of a study's folder that has the leases of its runs."""
 _LOOK_S = 0.2
 _MOST_LOOK_S = 5.0
-"""Seconds between checks of a worker that waits for runs of others: first, and at most."""
+"""Shortest and longest time in seconds between checks, while a worker waits for runs of other workers."""
 _ROOM_LOOK_S = 5.0
 _MOST_ROOM_S = 600.0
-"""Seconds between checks for room of a worker whose disk is full, and the longest wait if there seems to be room."""
+"""Seconds between checks for free space while the disk is full, and the longest wait if there seems to be space."""
 SPARE_BYTES = 1 << 20
-"""Room for logs and claims, beside that for a checkpoint."""
+"""Disk space for logs and claims, in addition to the space for a checkpoint."""
 _MOST_WORDS = 2_000
 _MOST_UNBORN = 3
-"""Ranks that end this often before they take their run are not restarted."""
+"""If the ranks end this many times before they take their run, they are not restarted."""
 _ALIKE = 0.03
 """If two measured step times differ by at most this fraction, the run was alone on its GPU."""
 _TIMED_FROM, _TIMED_STEPS = 20, 100
-"""Steps of a run in this process before timing, as the first ones compile and capture, and steps that timing may need.
-"""
+"""Steps before timing (the first steps compile and capture CUDA graphs), and steps that timing may need."""
 
 
 def lease_folder(tasks: Sequence[Task]) -> Path:
@@ -70,12 +69,12 @@ def lease_folder(tasks: Sequence[Task]) -> Path:
 
 
 def anchor_of(leases: Path) -> Path:
-    """Return the file that shows whether the study's folder is still in its place."""
+    """Return the file that shows whether the study's folder is still at its path."""
     return leases.parent / "study.yaml"
 
 
 def is_settled(task: Task, protocol: Protocol) -> bool:
-    """Return whether a run has its scores, or a reason why it has none, by its files alone."""
+    """Return whether a run has its scores or a reason for missing scores, according to its files."""
     if task.record.failure is not None:
         return True
     return result_file(task.folder, protocol, task.plan.train.steps).exists() and not task.has_unscored
@@ -84,8 +83,8 @@ def is_settled(task: Task, protocol: Protocol) -> bool:
 class Worker:
     """A process that runs tasks of a study, one at a time.
 
-    A `round` names the workers of one command. They go through every run once: they also check finished runs and try
-    failed runs again. Workers without a round skip finished and failed runs.
+    A `round` identifies the workers of one command. These workers go through every run once, check finished runs, and
+    try failed runs again. Workers without a round skip finished and failed runs.
     """
 
     def __init__(
@@ -103,26 +102,27 @@ class Worker:
         self._admission = admission
         self._timer: StepTimer | None = None
         self._quiet = False
-        """Whether all others on this GPU are paused, so that steps can be timed."""
+        """Whether all other runs on this GPU are paused, so that steps can be timed."""
         self._turned_away = False
-        """Whether a run is left that needs more memory than is free."""
+        """Whether a remaining run needs more memory than is free."""
         self.has_lost_gpu = False
-        """Whether the GPU has failed: this process can neither train nor free its GPU memory."""
+        """Whether the GPU has failed, so that this process can neither train nor free its GPU memory."""
         self._protocol, self._interrupt, self._send, self._round = protocol, interrupt, send, round
         self._mine: set[str] = set()
         """The runs that this worker has ended."""
         self._unborn: Counter[str] = Counter()
-        """How often the ranks of a run ended before they took its lease."""
+        """How often the ranks of a run ended before they took the run's lease."""
         self._room_s = _ROOM_LOOK_S / 2
-        """Half of the seconds that it waits at least when the disk is full the next time."""
+        """Half of the minimum seconds to wait the next time the disk is full."""
         self._told_s: dict[tuple[str, int], float] = {}
-        """When this worker first read in a claim that its run is done on another machine."""
+        """Time at which this worker first read in a claim that its run is done on another machine."""
 
     def work(self, tasks: Sequence[Task], wait: bool = True) -> None:
-        """Run tasks until all have ended or a signal comes; without `wait`, until other workers have the rest.
+        """Run tasks until all have ended or a signal comes; without `wait`, only until other workers have all remaining
+        tasks.
 
-        The worker also stops after the GPU's memory has run out, or the GPU has failed. Later runs then need a new
-        process (`tintype.runtime.memory`).
+        The worker also stops when the GPU's memory has run out, or the GPU has failed. After that, later runs need a
+        new process (`tintype.runtime.memory`).
         """
         left, look_s = list(tasks), _LOOK_S
         with without_pauses():
@@ -153,19 +153,17 @@ class Worker:
 
     @property
     def is_spent(self) -> bool:
-        """Return whether this process must leave the other runs to a new one."""
+        """Return whether this process must leave the remaining runs to a new process."""
         return self.has_lost_gpu or count_failures() > 0
 
     def be_timed(self) -> None:
-        """Begin a quiet moment, in which the steps of the present run are timed, or end it. A signal handler calls
-        this.
-        """
+        """Start or end a pause of other runs, in which this run's steps are timed; called by a signal handler."""
         self._quiet = not self._quiet
         if self._quiet and self._timer is not None:
             self._timer.request()
 
     def _sleep(self, seconds: float) -> None:
-        """Sleep, but wake soon after a signal."""
+        """Sleep, but stop sleeping soon after a signal."""
         until_s = time.monotonic() + seconds
         while self._interrupt.signal is None and time.monotonic() < until_s:
             time.sleep(_LOOK_S / 2)
@@ -174,7 +172,7 @@ class Worker:
         return task.plan.hash in self._mine or self._is_over(task, self._leases.newest(task.plan.hash))
 
     def _is_over(self, task: Task, newest: Claim | None) -> bool:
-        """Return whether nothing is left to do for a run whose newest claim is this one."""
+        """Return whether nothing is left to do for a run that has this newest claim."""
         if newest is not None and newest.ended is None and not newest.damage:
             return False
         if self._round:
@@ -182,10 +180,10 @@ class Worker:
         return is_settled(task, self._protocol)
 
     def _is_late(self, task: Task, newest: Claim | None) -> bool:
-        """Return whether another machine has scored a run, and its scores may become visible here a little later.
+        """Return whether another machine has scored a run whose scores may not be visible here yet.
 
-        After half the expiry, the scores would be visible. If they are still missing, they are lost or of another
-        protocol, and the run is scored again.
+        The scores would be visible after half the expiry. Scores that are still missing then are lost or of another
+        protocol, so the run is scored again.
         """
         if newest is None or newest.process.is_here or (newest.ended or {}).get("state") != "done":
             return False
@@ -194,10 +192,10 @@ class Worker:
         return not is_settled(task, self._protocol) and clock() - told_s < expiry_s / 2
 
     def _take_next(self, left: Sequence[Task]) -> tuple[Task, Lease | None, Grant | None] | None:
-        """Take the lease of the first run that is free and fits, and whose parent run has ended.
+        """Take the lease of the first run that is free, fits into memory, and has no unfinished parent run.
 
-        The lease of a run with several ranks is left to its ranks. A run that needs more GPUs than this process sees is
-        left to other workers. A run that has just run out of memory beside others waits, and so does a run that does
+        For a run with several ranks, the first rank takes the lease instead. A run that needs more GPUs than this
+        process sees is left to other workers. A run waits if it has just run out of memory beside others, or if it does
         not fit into memory yet.
         """
         waiting, held = list(left), list[Task]()
@@ -229,7 +227,7 @@ class Worker:
         return None
 
     def _needs_no_claim(self, task: Task, newest: Claim | None) -> bool:
-        """Return whether a claim cannot be read but need not be waited for: the run has ended by its files."""
+        """Return whether an unreadable claim can be ignored because the run has ended according to its files."""
         return newest is not None and bool(newest.damage) and is_settled(task, self._protocol)
 
     def _work_on(self, task: Task, lease: Lease, grant: Grant | None) -> None:
@@ -256,9 +254,9 @@ class Worker:
         self._send(message)
 
     def _wait_for_room(self, task: Task) -> bool:
-        """Wait until the study's disk has room for a checkpoint; return False if a signal comes first.
+        """Wait until the study's disk has space for a checkpoint; return False if a signal comes first.
 
-        If there seems to be room at once, as with some quotas, each wait is twice as long as the one before.
+        If there seems to be space immediately, as with some quotas, each wait is twice as long as the previous wait.
         """
         out = self._leases.folder.parent
         saved = [size_of(path) for path in out.glob("runs/*/checkpoints/step-*")]
@@ -274,7 +272,10 @@ class Worker:
         return False
 
     def _wants_ranks(self, task: Task) -> bool:
-        """Return whether several ranks are to train a run now. A trained or failed run needs one process."""
+        """Return whether the next step of a run is training with several ranks.
+
+        A trained or failed run needs only one process.
+        """
         if task.plan.run.ranks == 1 or self._unborn[task.plan.hash] >= _MOST_UNBORN:
             return False
         about = about_run(task, self._round)
@@ -282,8 +283,9 @@ class Worker:
         return about["step"] != task.plan.train.steps and len(deaths) <= task.retries
 
     def _train_in_ranks(self, task: Task) -> None:
-        """Train a run with several ranks, and report their progress. Their first rank takes the lease, and gives it
-        back.
+        """Train a run with several ranks, and report their progress.
+
+        The first rank takes the lease, and gives it back.
         """
         leases, name = self._leases, task.plan.hash
         before = leases.newest(name)
@@ -350,10 +352,10 @@ class Worker:
         return message
 
     def _timed(self, task: Task, grant: Grant | None) -> Callable[[int], None]:
-        """Return a function to be called after each step.
+        """Return a function that must be called after each step.
 
-        The function times steps while the other runs are paused, or if no other run uses the GPU. If another run
-        starts before the end, the time is discarded. Two times in a row must agree.
+        The function times steps while the other runs are paused, or if no other run uses the GPU. If another run starts
+        before timing ends, the measurement is discarded. A step time is accepted if two consecutive measurements agree.
         """
         admission = self._admission
         if admission is None or grant is None or not grant.gpus or task.plan.run.ranks > 1:
@@ -378,10 +380,10 @@ class Worker:
 
 
 def timed_from(plan: Plan) -> int:
-    """Return the steps of a run in this process before timing begins.
+    """Return the number of steps of a run in this process before timing begins.
 
-    In the first epoch the host also draws the images and writes the captions, and caches them. So runs of several
-    epochs are timed after the first.
+    In the first epoch, the host also draws the images, writes the captions, and caches both. So if a run has several
+    epochs, it is timed after the first epoch.
     """
     count = getattr(plan.data, plan.data.count_key or "", None)
     epoch = math.ceil(count / plan.train.batch) if isinstance(count, int) else 0
@@ -389,12 +391,12 @@ def timed_from(plan: Plan) -> int:
 
 
 def has_room(task: Task) -> bool:
-    """Return whether this process sees enough GPUs for a run's ranks; on a CPU they share it."""
+    """Return whether this process sees enough GPUs for a run's ranks; on a CPU, all ranks share the CPU."""
     return task.plan.run.ranks <= (torch.cuda.device_count() or task.plan.run.ranks)
 
 
 def about_run(task: Task, round: str) -> dict[str, Json]:
-    """Return the first details of a claim on a run."""
+    """Return the initial details of a claim on a run."""
     return {
         "round": round,
         "arm": task.arm,
@@ -433,7 +435,7 @@ def progress_of(task: Task, claim: Claim) -> Message | None:
 
 
 def end_lease(task: Task, lease: Lease, message: Message) -> Message:
-    """Write how a run ended and give its lease back; return the message, another one if the lease was lost."""
+    """Record how a run ended and give its lease back; return the message, or another message if the lease was lost."""
     fence = lease.fence
     try:
         if message.state != "done":
@@ -446,12 +448,12 @@ def end_lease(task: Task, lease: Lease, message: Message) -> Message:
 
 
 def ended_in(claim: Claim, round: str) -> bool:
-    """Return whether a worker of this round has ended the run, by its newest claim."""
+    """Return whether the run was ended by a worker of this round, according to the run's newest claim."""
     return claim.about.get("round") == round and (claim.ended or {}).get("state") in ENDED
 
 
 def _ended(message: Message) -> dict[str, Json]:
-    """Return the parts of the last message for a run's claim."""
+    """Return the fields of the last message that are stored in a run's claim."""
     return {
         "state": message.state,
         "text": message.text[-_MOST_WORDS:],
@@ -471,10 +473,10 @@ def message_of(task: Task, claim: Claim) -> Message:
 
 
 def deaths_in(claims: Sequence[Claim], about: Mapping[str, Json]) -> list[Claim]:
-    """Return the attempts of this round that died since the run last advanced, oldest first.
+    """Return the attempts of this round that died since the run's last progress, oldest first.
 
-    Left out are attempts that went back for lack of memory, or that hung after a neighbour's GPU failed. Repeated kills
-    by the kernel for lack of host memory do count.
+    Attempts are left out if they were returned to the queue for lack of memory, or hung after another run's GPU
+    failure. Repeated kills by the kernel for lack of host memory are included.
     """
     found: list[Claim] = []
     for claim in reversed(claims):
@@ -488,7 +490,7 @@ def deaths_in(claims: Sequence[Claim], about: Mapping[str, Json]) -> list[Claim]
 
 
 def _gpu() -> str:
-    """Return the GPU that this process sees; empty if it sees none."""
+    """Return the GPU that this process sees; empty if there is none."""
     if not torch.cuda.is_available():
         return ""
     return os.environ.get("CUDA_VISIBLE_DEVICES", "0")

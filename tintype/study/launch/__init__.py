@@ -1,1 +1,1 @@
-"""Launchers: each starts workers of a study elsewhere, as `tintype work`, and does nothing else."""
+"""Launchers: each launcher only starts workers of a study (`tintype work`) on other machines or in a queue."""

@@ -1,4 +1,4 @@
-"""Choose a launcher by name: `slurm`, `ray`, `ssh:host1,host2`, or one of a plugin."""
+"""Choose a launcher by name: `slurm`, `ray`, `ssh:host1,host2`, or a plugin's name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]*")
 
 
 def choose_launcher(name: str, address: str = "") -> Launcher:
-    """Return the launcher; the address is that of a Ray cluster."""
+    """Return the launcher; `address` is the address of a Ray cluster."""
     kind, _, where = name.partition(":")
     if name == "ray":
         return Ray(address)

@@ -1,4 +1,4 @@
-"""The protocol of launchers, and the code that they share."""
+"""The protocol of launchers, and functions that all launchers share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tintype.plugins.load import given_files
 from tintype.runtime.parent import command_with_parent
 
 FOLDER = "launch"
-"""The folder in a study's folder with the scripts and the logs of its workers."""
+"""The subfolder of a study's folder with the scripts and the logs of its workers."""
 
 
 @dataclass(frozen=True)
@@ -23,14 +23,14 @@ class Crew:
     """The workers to start for a study."""
 
     study: Path
-    """The study's folder, which every machine sees under this path."""
+    """The study's folder, which has the same path on every machine."""
     workers: int
     gpus_per_worker: int = 1
     time_s: float | None = None
-    """Seconds that a worker may run before it saves and goes back into the queue; None for the queue's own limit."""
+    """Seconds after which a worker saves and goes back into the queue; None for the queue's own limit."""
     partition: str = ""
     jobs: str = ""
-    """How many runs a worker makes at a time, as given to `--jobs`; empty for the default of `tintype work`."""
+    """Number of concurrent runs of a worker, in the format of `--jobs`; empty for the default of `tintype work`."""
 
     @property
     def folder(self) -> Path:
@@ -38,7 +38,7 @@ class Crew:
 
     @property
     def command(self) -> str:
-        """Return the command line of a worker, with this Python."""
+        """Return the command line of a worker with the present Python interpreter."""
         packed = ["--jobs", self.jobs] if self.jobs else []
         plugins = [word for file in given_files() for word in ("--plugin", str(file))]
         return shlex.join([sys.executable, "-m", "tintype", *plugins, "work", str(self.study), *packed])
@@ -55,7 +55,7 @@ class Launcher(Protocol):
 
 
 def run_program(command: Sequence[str]) -> str:
-    """Run a program of the system and return its output; raise with its own message if it fails."""
+    """Run a system program and return its output; raise with the program's own message if it fails."""
     try:
         done = subprocess.run(command_with_parent(command), capture_output=True, text=True, check=False)
     except OSError as error:

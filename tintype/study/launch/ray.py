@@ -1,8 +1,8 @@
-"""Workers as tasks of Ray, on this machine alone or on a cluster.
+"""Run workers as Ray tasks on this machine alone or on a cluster.
 
 The tasks belong to the command that starts them, so the command waits until they have ended. If a worker is killed or
 its machine is lost, Ray starts the worker's task again. A worker that ends with an error is not started again. Ray
-copies no code: a task runs `tintype work` with the Python at the same path on every machine.
+copies no code, so a task runs `tintype work` with the Python interpreter at the same path on every machine.
 """
 
 from __future__ import annotations
@@ -21,22 +21,25 @@ from tintype.study.launch.launcher import Crew
 from tintype.wording import option
 
 STARTS_AGAIN = 20
-"""How many times Ray restarts a killed or lost worker. The study limits how often a run is tried."""
+"""Maximum number of restarts by Ray of a killed or lost worker. The study itself limits how often a run is tried."""
 _POLL_S = 0.2
 _TOLD = 143
-"""Exit code of a worker that received a stop signal and has saved."""
+"""Exit code of a worker that received a stop signal and has saved its state."""
 
 
 class KilledWorkerError(Exception):
-    """Raised if a worker was killed or stopped, but not by the command that started it. Ray then restarts it."""
+    """Raised if a worker was killed or stopped, but not by the command that started the worker.
+
+    Ray then restarts the worker.
+    """
 
 
 class FailedWorkerError(Exception):
-    """Raised if a worker ended with an error. Ray does not restart it, since the error would occur again."""
+    """Raised if a worker ended with an error; Ray does not restart the worker, since the error would occur again."""
 
 
 class Ray:
-    """Starts the workers of a study as tasks, and waits for them."""
+    """A launcher that starts the workers of a study as Ray tasks, and waits for them."""
 
     def __init__(self, address: str = "") -> None:
         self.address = address
@@ -70,7 +73,7 @@ def _import_ray() -> Any:
 
 
 def _connect(ray: Any, address: str) -> None:
-    """Join the cluster at this address, or a cluster that Ray finds. If there is none, start one on this machine."""
+    """Join the cluster at this address, or a cluster that Ray finds; if none exists, start one on this machine."""
     try:
         ray.init(address=address or None, log_to_driver=False, logging_level="error")
     except (ConnectionError, ValueError, RuntimeError) as error:
@@ -80,7 +83,7 @@ def _connect(ray: Any, address: str) -> None:
 
 
 def _room(resources: dict[str, float], crew: Crew) -> str:
-    """Describe how many workers fit now; a cluster may grow."""
+    """Describe how many workers fit at present; a cluster may grow later."""
     cpus, gpus = resources.get("CPU", 0.0), resources.get("GPU", 0.0)
     room = int(min(cpus, gpus // crew.gpus_per_worker if crew.gpus_per_worker else cpus))
     waits = "" if room >= crew.workers else f": room for {room} of {crew.workers} workers, the others wait for more"
@@ -119,7 +122,7 @@ def _watch(ray: Any, names: dict[Any, str], told: list[int]) -> Generator[str, N
 
 
 def _error(ray: Any, handle: Any) -> str:
-    """Return why a task failed; empty if it did not."""
+    """Return the reason why a task failed; empty if it did not fail."""
     try:
         ray.get(handle)
     except ray.exceptions.RayError as error:
@@ -128,7 +131,7 @@ def _error(ray: Any, handle: Any) -> str:
 
 
 def run_worker(command: str, log: str, folder: str) -> None:
-    """Run a worker until it ends. This is the task; its Ray process ends with the worker."""
+    """Run a worker until it ends. This function is the Ray task; the task's process ends with the worker."""
     script = f'exec {command} >> "$0" 2>&1 < /dev/null'
     worker = subprocess.Popen(command_with_parent(["bash", "-c", script, log]), cwd=folder)
     try:

@@ -1,7 +1,8 @@
-"""Workers as the tasks of a Slurm array. The script is written into the study's folder, to be read and changed.
+"""Run workers as the tasks of a Slurm array. The script is written into the study's folder, where a user can read and
+change it.
 
-Slurm signals a task before the task's time limit, and when Slurm preempts the task. The worker then saves and ends with
-exit code 143, and the task requeues itself. `srun` is not used, and no code is copied.
+Slurm signals a task before the task's time limit, and when Slurm preempts the task. The worker then saves its state and
+ends with exit code 143, and the task requeues itself. `srun` is not used, and no code is copied.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from tintype.runtime.files import write_text
 from tintype.study.launch.launcher import Crew, run_program
 
 SAVE_S = 120
-"""Seconds that a worker has to save before its time limit."""
+"""Seconds before its time limit at which a worker begins to save."""
 
 _SCRIPT = """#!/bin/bash
 # Workers of a study, written by `tintype launch --on slurm`. Each task of the array is one worker.
@@ -42,7 +43,7 @@ exit "$code"
 
 
 class Slurm:
-    """Submits an array of tasks by `sbatch`."""
+    """A launcher that submits an array of tasks with `sbatch`."""
 
     def launch(self, crew: Crew) -> list[str]:
         script = write_script(crew)
@@ -51,7 +52,7 @@ class Slurm:
 
 
 def write_script(crew: Crew) -> Path:
-    """Write the script of the array; return its path."""
+    """Write the script of the array; return the script's path."""
     options = [
         f"--job-name={shlex.quote(f'tintype-{crew.study.name}')}",
         f"--array=0-{crew.workers - 1}",
@@ -73,6 +74,6 @@ def write_script(crew: Crew) -> Path:
 
 
 def slurm_time(seconds: float) -> str:
-    """Write a duration as Slurm reads it, HH:MM:SS."""
+    """Format a duration for Slurm, as HH:MM:SS."""
     minutes, left_s = divmod(math.ceil(seconds), 60)
     return f"{minutes // 60:02d}:{minutes % 60:02d}:{left_s:02d}"

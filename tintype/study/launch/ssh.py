@@ -1,6 +1,4 @@
-"""Workers on machines that are reached by `ssh` and share the study's folder. They keep running when the connection
-ends.
-"""
+"""Run workers by `ssh` on machines that share the study's folder. Workers keep running after the connection ends."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from tintype.study.launch.launcher import Crew, run_program
 
 
 class Ssh:
-    """Starts the workers of a study on each of some machines."""
+    """A launcher that starts the workers of a study on each of several machines."""
 
     def __init__(self, hosts: Sequence[str]) -> None:
         self.hosts = tuple(hosts)
@@ -28,7 +26,7 @@ class Ssh:
 
 
 def remote_command(number: int, crew: Crew, log: Path) -> str:
-    """Return the shell command for a machine: it starts a worker that stays, and prints its process number."""
+    """Return the shell command for a machine, which starts a persistent worker and prints its process id."""
     first = number * crew.gpus_per_worker
     gpus = ",".join(str(gpu) for gpu in range(first, first + crew.gpus_per_worker))
     chosen = f"CUDA_VISIBLE_DEVICES={gpus} " if crew.gpus_per_worker else ""

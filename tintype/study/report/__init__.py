@@ -1,4 +1,4 @@
-"""The files of a study's report: JSON and two CSV files for programs, Markdown and a page for readers."""
+"""Write the files of a study's report: JSON and two CSV files for programs, and Markdown and a page for readers."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from tintype.study.report.markdown import to_markdown
 from tintype.study.results import StudyResults
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\n", "＝", "＋", "－", "＠")
-"""First characters of a formula. Spreadsheets take the wide forms too."""
+"""First characters of a formula in a spreadsheet, including full-width forms."""
 
 _ALONE = {"device": "alone_on", "step_s": "step_alone_s", "peak_bytes": "peak_bytes", "host_bytes": "host_bytes"}
-"""Columns of an arm's measurements alone on a GPU."""
+"""Columns with the measurements of an arm alone on a GPU."""
 
 
 def write_report(results: StudyResults, folder: Path, *, stored: bool = False) -> Path:
-    """Write all five files, each whole or not at all, and return the page's path.
+    """Write all five files atomically, and return the page's path.
 
-    If only the `stored` results are left, the images are taken from the existing page, since their files are gone.
+    If only the `stored` results are left, the images are copied from the existing page, since the image files are gone.
     """
     folder.mkdir(parents=True, exist_ok=True)
     page = folder / "report.html"
@@ -37,7 +37,7 @@ def write_report(results: StudyResults, folder: Path, *, stored: bool = False) -
 
 
 def verdicts_csv(results: StudyResults) -> str:
-    """Return the table of verdicts, a row for each comparison."""
+    """Return the table of verdicts, with a row for each comparison."""
     sheet = io.StringIO()
     rows = [row.data for row in results.rows()]
     writer = csv.DictWriter(sheet, list(rows[0]) if rows else ["arm", "metric", "verdict"], lineterminator="\n")
@@ -47,10 +47,10 @@ def verdicts_csv(results: StudyResults) -> str:
 
 
 def to_csv(results: StudyResults) -> str:
-    """Return one row for each arm, seed and metric; the value is empty if the run has none.
+    """Return one row for each combination of arm, seed and metric; the value is empty if the run has none.
 
     With several resolutions, each row begins with its resolution and the number of tokens. If an arm was measured alone
-    on a GPU, its rows end with the measurements.
+    on a GPU, these measurements are the last columns.
     """
     sheet = io.StringIO()
     writer = csv.writer(sheet, lineterminator="\n")
@@ -69,9 +69,10 @@ def to_csv(results: StudyResults) -> str:
 
 
 def _cell(value: object) -> object:
-    """Return a cell that a spreadsheet shows and never computes: text that could be a formula begins with a quote.
+    """Return a cell that a spreadsheet displays but never evaluates: text that could be a formula is prefixed with a
+    quote.
 
-    A carriage return would begin a new row, so it is written as its code.
+    A carriage return would start a new row, so it is replaced by an escape code.
     """
     if not isinstance(value, str):
         return value

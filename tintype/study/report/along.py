@@ -1,4 +1,4 @@
-"""Scores along training as text, for the page and the Markdown."""
+"""Format scores during training as text, for the page and the Markdown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tintype.study.results import AlongArm, Arm, DifferenceAt, Interval, MetricI
 
 HEADS = ["Steps to the baseline's final quality", "Seconds", "At equal time", "Crossing"]
 MOST_UNEQUAL = 1.2
-"""Training seconds are not trusted if the ratio of an arm's longest to its shortest is above this."""
+"""Training times are not trusted if the ratio of an arm's longest time to its shortest time is above this."""
 
 STAGE_HEADS = ["Step", "Images", "Mean", "Lowest to highest seed"]
 _STAGES = (
@@ -24,7 +24,7 @@ _STAGES = (
 
 
 def note(results: StudyResults) -> str:
-    """Explain how to read the table, and which seconds it has."""
+    """Explain how to read the table, and which seconds it contains."""
     alone = [view for view in results.by_resolution() if view.timed_alone]
     seconds = "Seconds are those of the steps themselves, without data loading, saves and compilations."
     if alone:
@@ -42,13 +42,13 @@ def note(results: StudyResults) -> str:
 
 
 def metrics_along(results: StudyResults) -> list[MetricInfo]:
-    """Return the metrics that have scores along training."""
+    """Return the metrics that have scores during training."""
     known = {one.metric for one in results.along}
     return [metric for metric in results.metrics if metric.name in known]
 
 
 def lead(results: StudyResults) -> str:
-    """Explain what the scores are, and that they are not verdicts."""
+    """Explain the scores, and that they are not verdicts."""
     full, images = results.protocol.get("count"), results.along_images
     fewer = "" if full == images else f", and the full evaluation on {full:,}" if isinstance(full, int) else ""
     return (
@@ -60,9 +60,9 @@ def lead(results: StudyResults) -> str:
 
 
 def timing_note(results: StudyResults) -> str:
-    """Return a warning if training times of one arm differ so much that something else used the machine.
+    """Return a warning if training times of an arm differ so much that other programs must have used the machine.
 
-    Steps that were measured alone need no warning.
+    Step times that were measured alone need no warning.
     """
     by_runs = [arm for view in results.by_resolution() if not view.timed_alone for arm in view.arms]
     ends = {arm.label: [run.along[-1].seconds for run in arm.runs if run.along] for arm in by_runs}
@@ -77,18 +77,18 @@ def timing_note(results: StudyResults) -> str:
 
 
 def compared(view: View, metric: str) -> list[tuple[Arm, AlongArm]]:
-    """Return the arms with a comparison along training, in the report's order."""
+    """Return the arms with a comparison of scores during training, in the report's order."""
     found = {one.arm: one for one in view.results.along if one.metric == metric}
     return [(arm, found[arm.name]) for arm in view.arms if arm.name in found]
 
 
 def baseline_cells(one: AlongArm) -> list[str]:
-    """Return the baseline's row: its own steps and seconds, and the quality with which the arms are compared."""
+    """Return the row of the baseline, with its steps, seconds, and the quality to which arms are compared."""
     return [f"{one.target_step:,}", _seconds(one.target_seconds), f"its end: {numerals.significant(one.target)}", ""]
 
 
 def cells(column: Column, one: AlongArm) -> list[str]:
-    """Return an arm's row under `HEADS`."""
+    """Return the row of an arm, with the columns of `HEADS`."""
     reach, equal = one.reach, one.equal_time
     some = f" ({one.runs} of {one.of} runs)" if one.runs < one.of else ""
     then = f"not scored: {equal.refused}"
@@ -110,7 +110,7 @@ def _written(column: Column, one: Interval) -> str:
 
 
 def _reached(place: Interval, written: Callable[[float | None], str], at_first: bool) -> str:
-    """Return a place and its interval in words."""
+    """Format a place and its interval in words."""
     value, low, high = (written(end) for end in (place.value, place.low, place.high))
     if not value:
         return f"not reached (perhaps from {low} on)" if low else "not reached"
@@ -120,7 +120,7 @@ def _reached(place: Interval, written: Callable[[float | None], str], at_first: 
 
 
 def step_of(one: DifferenceAt) -> str:
-    """Return the step of a difference, with the size of the images if it is a stage's."""
+    """Format the step of a difference, with the image size if it is a stage's size."""
     return f"{one.step:,}" + ("" if one.size_px is None else f" ({one.size_px} px)")
 
 
@@ -133,9 +133,9 @@ def _seconds(value: float | None) -> str:
 
 
 def band(results: StudyResults, arm: Arm, metric: str, *, over_seconds: bool) -> Band:
-    """Return the mean and the range over runs at each scored step, by step or by the training seconds.
+    """Return the mean and the range over runs at each scored step, by step or by training seconds.
 
-    Collapsed runs are left out, and so are scores with the smaller images of an earlier stage.
+    Collapsed runs are left out, and so are scores on the smaller images of an earlier stage.
     """
     last_size_px = _last_size_px(results)
     found: Band = []
@@ -149,7 +149,7 @@ def band(results: StudyResults, arm: Arm, metric: str, *, over_seconds: bool) ->
 
 
 def stage_rows(view: View, metric: str) -> list[tuple[Arm, list[str]]]:
-    """Return the scores with the smaller images of an earlier stage: arm, and the cells under `STAGE_HEADS`."""
+    """Return scores on the smaller images of an earlier stage, as pairs of an arm and cells under `STAGE_HEADS`."""
     column, last, found = view.column(metric), _last_size_px(view.results), list[tuple[Arm, list[str]]]()
     for arm in (arm for arm in view.everyone if metric not in arm.incomparable):
         for step, scores in _by_step(view.results, arm, metric).items():
@@ -161,7 +161,7 @@ def stage_rows(view: View, metric: str) -> list[tuple[Arm, list[str]]]:
 
 
 def _by_step(results: StudyResults, arm: Arm, metric: str) -> dict[int, list[ScoreAt]]:
-    """Return the scores of the runs that did not collapse, by their step; all of one step have images of one size."""
+    """Return the scores of the runs that did not collapse, by step; all scores of a step are on images of one size."""
     found: dict[int, list[ScoreAt]] = {}
     for one in (one for run in results.healthy(arm, metric) for one in run.along):
         if math.isfinite(one.metrics.get(metric, math.nan)):
@@ -170,7 +170,7 @@ def _by_step(results: StudyResults, arm: Arm, metric: str) -> dict[int, list[Sco
 
 
 def _last_size_px(results: StudyResults) -> int | None:
-    """Return the size of the last stage's images; None if all scores have the size of the data."""
+    """Return the image size of the last stage; None if all scores use the data's image size."""
     return max(_sizes_px(results), default=None)
 
 

@@ -1,7 +1,8 @@
-"""Figures of a report: pure functions from data to inline SVG.
+"""Draw the figures of a report, by pure functions from data to inline SVG.
 
-Colours come from the page's style sheet, so that a drawing works on light pages, on dark pages and on paper. In every
-chart of differences, right is better. No colour is the only sign: a word, a shape or a label always repeats it.
+Colours are defined in the page's style sheet, so that a drawing works on light pages, on dark pages and on paper. In
+every chart of differences, values further right are better. No meaning depends on colour alone, since a word, a shape
+or a label always repeats it.
 """
 
 from __future__ import annotations
@@ -39,21 +40,21 @@ from tintype.seams import ANY_VALUE, Range
 from tintype.study.results import Curve, Interval, MetricInfo
 
 PART_COLOURS = 9
-"""Number of colours that the style sheet has for the parts of a step."""
+"""Number of colours in the style sheet for the components of a training step."""
 _FIGURE_PX = 430
 _TEXT_PX = 14
 _LONGEST_NAME_PX = 150
 _CUT = 3.0
-"""Factor by which a panel extends beyond all ratios, for the ends of their intervals."""
+"""Factor by which a panel extends beyond all ratios, so that ends of intervals are visible."""
 _LARGEST_LOG = 50.0
-"""Bound of the logarithm of a ratio: an interval from two seeds can exceed the range of a float."""
+"""Bound on the logarithm of a ratio, since an interval from two seeds can exceed the range of a float."""
 
 Data = TypeVar("Data")
 
 
 @dataclass(frozen=True)
 class Series(Generic[Data]):
-    """An arm's data in a figure. `css` is the class that carries the arm's colour."""
+    """The data of an arm in a figure. `css` is the CSS class of the arm's colour."""
 
     name: str
     css: str
@@ -70,10 +71,11 @@ def scatter(
     possible: Range = ANY_VALUE,
     collapsed: Mapping[str, Sequence[Point]] = MappingProxyType({}),
 ) -> Markup:
-    """Draw the points of seeds, joined to the mean of their arm. Up is better; if axes are the `same`, right too.
+    """Draw a point for each seed, connected to the mean of its arm. Higher is better; if the axes show the `same`
+    quantity, further right is better too.
 
-    `possible` is the range of the metric that goes up. `collapsed` has the collapsed runs by the arm's name. They are
-    drawn as crosses, and no mean includes them.
+    `possible` is the range of the metric on the vertical axis. `collapsed` has the collapsed runs by the arm's name.
+    Collapsed runs are drawn as crosses, and no mean includes them.
     """
     width, height, left, top = _FIGURE_PX, 320, 44, 26
     right, bottom = width - 12, height - 40
@@ -98,7 +100,7 @@ def scatter(
 
 @dataclass(frozen=True)
 class GainAtCost:
-    """An arm's gain as a share of the baseline's mean, and its step time over the baseline's."""
+    """An arm's gain as a fraction of the baseline's mean, and its step time divided by the baseline's."""
 
     cost: float
     gain: Interval
@@ -106,9 +108,10 @@ class GainAtCost:
 
 
 def gains_at_costs(label: str, arms: Sequence[Series[GainAtCost]]) -> Markup:
-    """Draw gains with intervals over costs; up is better, left is cheaper. The line is the front of the estimates.
+    """Draw gains with intervals over costs; higher is better, and further left is cheaper. The line is the Pareto front
+    of the estimates.
 
-    Dominated arms are crosses. An interval far beyond all gains is cut at the panel's edge.
+    Dominated arms are drawn as crosses. An interval that extends far beyond all gains is cut at the edge of the panel.
     """
     width, height, left, top = _FIGURE_PX, 320, 56, 26
     right, bottom = width - 12, height - 40
@@ -148,7 +151,7 @@ def gains_at_costs(label: str, arms: Sequence[Series[GainAtCost]]) -> Markup:
 
 
 def _front_line(places: Sequence[Point], right: float) -> Iterator[Markup]:
-    """Draw the steps through the best estimates at each cost, cheapest first, up to the right edge."""
+    """Draw the staircase line through the best estimate at each cost, from the cheapest to the right edge."""
     steps: list[Point] = []
     for place in sorted(places):
         if not steps or place[1] < steps[-1][1]:
@@ -175,7 +178,7 @@ def _cross(x: float, y: float, css: str) -> Markup:
 
 
 def _cloud_names(clouds: Sequence[Series[list[Point]]], means: Sequence[Point], room: Box) -> Iterator[Markup]:
-    """Draw each name beside its mean, at the first place that covers no other name, mean or seed."""
+    """Draw each name beside its mean, at the first position where it covers no other name, mean or seed."""
     marks = ((means, 6), ([seed for cloud in clouds for seed in cloud.data], 3))
     taken = [Box(x - reach, y - reach, x + reach, y + reach) for points, reach in marks for x, y in points]
     for cloud, (x, y) in zip(clouds, means, strict=True):
@@ -198,7 +201,7 @@ def _places(x: float, y: float, width: float) -> Iterator[Box]:
 
 
 def curves(label: str, traces: Sequence[Series[list[Curve]]], *, tail: bool = False) -> Markup | None:
-    """Draw means over seeds with the range of seeds as a band; `tail` shows the second half of training only."""
+    """Draw means over seeds with the range of seeds as a band; `tail` limits it to the second half of training."""
     edges = _bin_edges([step for each in traces for curve in each.data for step in curve.step if step > 0], tail)
     found = [Series(each.name, each.css, _banded(each.data, edges)) for each in traces]
     bands = [band for band in found if band.data]
@@ -221,7 +224,7 @@ def curves(label: str, traces: Sequence[Series[list[Curve]]], *, tail: bool = Fa
 
 
 def quality(label: str, arms: Sequence[Series[Band]], x_label: str) -> Markup:
-    """Draw scores along training: a dot for each mean over seeds, with the range of seeds as a band."""
+    """Draw scores during training, with a dot for each mean over seeds, and with the range of seeds as a band."""
     width, height, left, top = _FIGURE_PX, 270, 40, 10
     right, bottom = width - 112, height - 40
     x = Scale(*padded((point[0] for band in arms for point in band.data), 0.03), left, right)
@@ -248,7 +251,10 @@ def _value_scale(values: Sequence[float], bottom: float, top: float) -> Scale:
 
 
 def _bin_edges(steps: Sequence[int], tail: bool) -> list[float]:
-    """Return equal bins for the tail. Otherwise bins grow with the step, as a loss falls fast and then slowly."""
+    """For the tail, return equal bins.
+
+    Otherwise return bins that grow with the step, since a loss falls fast at first and then slowly.
+    """
     if len(set(steps)) < 2:
         return []
     first, last = float(min(steps)), float(max(steps))
@@ -263,7 +269,7 @@ Band: TypeAlias = list[tuple[float, float, float, float]]
 
 
 def _banded(of_seeds: Sequence[Curve], edges: Sequence[float]) -> Band:
-    """Average each seed's curve in each bin that has a finite value, then take mean and range over the seeds."""
+    """Average each seed's curve in each bin that has a finite value, then compute mean and range over the seeds."""
     averages: dict[int, list[Point]] = {}
     for curve in of_seeds if edges else ():
         pairs = sorted(pair for pair in zip(curve.step, curve.value, strict=False) if math.isfinite(pair[1]))
@@ -288,7 +294,7 @@ def _band_marks(band: Series[Band], x: Scale, y: Scale) -> Markup:
 
 
 def _end_names(ends: Sequence[Series[Point]], name_x: float, top: float, bottom: float) -> Iterator[Markup]:
-    """Draw the names of lines to the right of their ends, each joined to its end by a thread."""
+    """Draw the names of lines to the right of their ends, and connect each name to the end of its line."""
     heights = kept_apart([end.data[1] for end in ends], _TEXT_PX, top + 4, bottom - 4)
     for end, height in zip(ends, heights, strict=True):
         name = text(name_x, height + 4, end.name, class_="name", room_px=_FIGURE_PX - name_x)
@@ -298,10 +304,11 @@ def _end_names(ends: Sequence[Series[Point]], name_x: float, top: float, bottom:
 def against_tokens(
     metric: MetricInfo, lines: Sequence[Series[dict[str, Interval]]], tokens: dict[str, int], *, percents: bool
 ) -> Markup | None:
-    """Draw ratios to the baseline over the number of tokens, with intervals; up is better. Both scales are logarithmic.
+    """Draw ratios to the baseline over the number of tokens, with intervals; higher is better. Both scales are
+    logarithmic.
 
-    `tokens` has the number of each resolution. An interval far beyond all ratios is cut at the panel's edge and has no
-    end there.
+    `tokens` has the number of tokens of each resolution. An interval that extends far beyond all ratios is cut at the
+    edge of the panel.
     """
     shown = [each for each in lines if each.data]
     if not shown:
@@ -339,7 +346,7 @@ def _ratio_range(effects: Sequence[Interval]) -> Point:
 
 
 def _token_marks(each: Series[dict[str, Interval]], tokens: dict[str, int], x: Scale, y: Scale, aside: float) -> Markup:
-    """Draw a line; `aside` keeps the intervals of several arms apart."""
+    """Draw a line; `aside` is an offset that separates the intervals of several arms."""
     places = [(x(tokens[resolution]) + aside, y(_ratio(one.value))) for resolution, one in each.data.items()]
     marks = [tag("polyline", points=written(places), class_="curve")]
     for (resolution, effect), (at, height) in zip(each.data.items(), places, strict=True):
@@ -354,20 +361,21 @@ def _token_marks(each: Series[dict[str, Interval]], tokens: dict[str, int], x: S
 
 @dataclass(frozen=True)
 class Combined:
-    """The four arms of an interaction: the values of their seeds and their means, without and with the second part."""
+    """The four arms of an interaction, with the values of seeds and the means, without and with the second part."""
 
     without_first: tuple[list[float], list[float]]
     with_first: tuple[list[float], list[float]]
     means_without: tuple[float, float]
     means_with: tuple[float, float]
     expected: float
-    """The combination's mean if the parts added up."""
+    """The expected mean of the combination if the parts added up."""
 
 
 def interaction(metric: MetricInfo, parts: tuple[str, str], css: str, data: Combined) -> Markup:
-    """Draw the second part's effect without and with the first part. If the effects add up, the dashed line is covered.
+    """Draw the effect of the second part without and with the first part. If the effects add up, the dashed line
+    coincides with a solid line.
 
-    Up is better. `css` is the class of the first part.
+    Up is better. `css` is the CSS class of the first part's colour.
     """
     width, height, left, top = _FIGURE_PX, 240, 52, 24
     right, bottom = width - 130, height - 24
@@ -410,14 +418,14 @@ def _effect_line(
 
 @dataclass(frozen=True)
 class Swept:
-    """The scores of one arm over the values of a setting, and the value that was chosen."""
+    """The scores of an arm over the values of a setting, and the chosen value."""
 
     points: list[Point]
     chosen: float
 
 
 def sweep(metric: MetricInfo, key: str, lines: Sequence[Series[Swept]]) -> Markup:
-    """Draw the metric over the values of a tuned setting, one line for each arm; the chosen value has a large dot."""
+    """Draw the metric over the values of a tuned setting, one line per arm; a large dot marks the chosen value."""
     width, height, left, top = _FIGURE_PX, 270, 52, 22
     right, bottom = width - 112, height - 40
     values = sorted({value for each in lines for value, _ in each.data.points})
@@ -453,7 +461,7 @@ def _sweep_marks(each: Series[Swept], x: Scale, y: Scale) -> Markup:
 def parts(
     label: str, arms: Sequence[Series[dict[str, float]]], ceiling: dict[str, float], possible: Range = ANY_VALUE
 ) -> Markup:
-    """Draw a row for each part, a dot for each arm in a lane of its own, and a bar for real images."""
+    """Draw a row for each part, with a dot for each arm at its own height, and with a bar for real images."""
     width, row_px, top, left = _FIGURE_PX, 30, 6, 110
     names = list(dict.fromkeys(part for arm in arms for part in arm.data))
     bottom = top + row_px * len(names)
@@ -481,7 +489,7 @@ def _part_row(
 
 
 def stacked(bars: Mapping[str, Mapping[str, float]], order: Sequence[str]) -> Markup:
-    """Draw one bar for each arm, divided into the parts of `order`; bars share one scale."""
+    """Draw one bar for each arm, divided into the components in `order`; all bars have the same scale."""
     row_px, longest = 42, max(sum(segments.values()) for segments in bars.values())
     px_per_unit = (_FIGURE_PX - 2) / longest
     rows = [_bar_marks(*bar, order, px_per_unit, row_px * index) for index, bar in enumerate(bars.items())]

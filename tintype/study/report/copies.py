@@ -1,4 +1,4 @@
-"""Near-copies of training images as text, for the page and the Markdown."""
+"""Format near-copies of training images as text, for the page and the Markdown."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HEADS = ["Arm", "Seed", "Encoder", "Found", "Any image", "Own image", "By guidan
 
 @dataclass(frozen=True)
 class Shown:
-    """A pair of an arm's run."""
+    """A near-copy in a run of an arm, and the training image that it resembles."""
 
     arm: Arm
     number: int
@@ -34,7 +34,7 @@ class Shown:
 
     @property
     def title(self) -> str:
-        """The text by which a page knows its image."""
+        """The alternative text by which a page identifies the image."""
         return f"{self.arm.label}, nearest pair {self.number}"
 
     @property
@@ -46,7 +46,7 @@ class Shown:
 
 
 def rows(results: StudyResults) -> list[list[str]]:
-    """Return a row for each run and encoder; none if the study did not look for copies."""
+    """Return a row for each run and encoder; empty if the study did not search for copies."""
     return [
         [titled(arm) if not arm.resolution else arm.label, str(run.seed), encoder, *_cells(copies)]
         for arm in results.arms
@@ -71,7 +71,7 @@ def _interval(rate: Rate) -> str:
 
 
 def pairs(results: StudyResults) -> Iterator[Shown]:
-    """Yield the nearest pairs of each arm's first run with pairs, by its first encoder."""
+    """Yield the nearest pairs for the first run of each arm that has pairs, with the run's first encoder."""
     for arm in results.arms:
         known = (copies for run in arm.runs for copies in run.copies.values() if copies.pairs)
         for copies in list(known)[:1]:

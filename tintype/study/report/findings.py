@@ -1,4 +1,4 @@
-"""Facts of a study's results as text, for the page and the Markdown."""
+"""Format facts of a study's results as text, for the page and the Markdown."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ from tintype.study.rows import TOO_FEW_SEEDS, glyph
 
 PIXELS = "pixels"
 _LARGEST_LOG = 20.0
-"""Largest logarithm of a ratio in text; larger ones are written as this one."""
+"""Largest logarithm of a ratio in the text; larger logarithms are replaced by this value."""
 SHOWN_BESIDE = ("means", "stopped", "costly_part")
-"""Notes that a report shows beside their subject, and not in its list."""
+"""Notes that a report shows next to their subject, and not in its list of notes."""
 BETWEEN_LEAD = (
     "Pairs of arms that the study declares to compare. A difference is the first arm minus the second; better and "
     "worse are of the first. These comparisons share the study's error with those against the baseline."
@@ -69,7 +69,7 @@ VERDICT_PHRASES = {
     "no spread": "without a verdict (no spread)",
     "sketch": "without a verdict (one seed)",
 }
-"""Verdicts in a sentence that begins with an arm, if the word itself does not fit."""
+"""Wording of verdicts in a sentence that begins with an arm, if the verdict's own word does not fit."""
 _MEANINGS = {
     "better": "better",
     "worse": "worse",
@@ -92,19 +92,19 @@ _CURVE_LABELS = {
 
 
 def verdict_key(results: StudyResults) -> str:
-    """Return the signs of the verdicts that the study has, with their meaning."""
+    """Return the signs of the verdicts that occur in the study, with their meanings."""
     given = {one.verdict for of in results.compared for one in of.comparisons.values()}
     return ", ".join(f"{glyph(verdict)} {words}" for verdict, words in _MEANINGS.items() if verdict in given)
 
 
 def factors_key(results: StudyResults) -> str:
-    """Explain the verdicts on interactions that the study has."""
+    """Explain the verdicts on interactions that occur in the study."""
     found = {one.verdict for one in results.factors}
     return "; ".join(f"{glyph(word)} {word}: {FACTOR_MEANINGS[word]}" for word in FACTOR_MEANINGS if word in found)
 
 
 def figure_key(results: StudyResults) -> str:
-    """Explain the marks in figures of differences: dots, large dot and whisker of a row are of one comparison."""
+    """Explain the marks in figures of differences, where all marks in a row belong to one comparison."""
     if results.sketch:
         return "Right is better. The dot is the run of the one seed minus the baseline's."
     alike = {arm.role for metric in results.metrics for arm in results.like_baseline(metric.name)}
@@ -125,7 +125,7 @@ def figure_key(results: StudyResults) -> str:
 
 
 def speed_words(comparison: Comparison) -> str:
-    """Write the throughput relative to the baseline's: with its spread over seeds, or with its verdict."""
+    """Format the throughput relative to the baseline's, with its spread over seeds or with its verdict."""
     change, spread = percent(relative(comparison)), spread_of(comparison.differences)
     if comparison.verdict == "measured" and spread is not None and comparison.baseline_mean:
         return f"{change} ± {percent(spread / comparison.baseline_mean).lstrip('+')}"
@@ -133,9 +133,10 @@ def speed_words(comparison: Comparison) -> str:
 
 
 def step_words(results: StudyResults, arm: Arm) -> str:
-    """Write the cost of an arm's step, measured alone at one resolution; empty if it or the baseline's is unknown.
+    """Format the step time of an arm, measured alone at one resolution; empty if the time of the arm or the baseline is
+    unknown.
 
-    Relative to the baseline's it is one number: it was measured once, so it has no interval.
+    The step time divided by the baseline's is a single number without an interval, since it was measured only once.
     """
     usual = baseline_of(results).step_s
     if arm.step_s is None or usual is None:
@@ -145,24 +146,24 @@ def step_words(results: StudyResults, arm: Arm) -> str:
 
 
 def step_time(seconds: float | None) -> str:
-    """Write the seconds of a step."""
+    """Format the seconds of a training step."""
     if seconds is None:
         return UNKNOWN
     return f"{numerals.significant(seconds)} s" if seconds >= 1 else f"{numerals.significant(1000 * seconds)} ms"
 
 
 def memory_words(arm: Arm) -> str:
-    """Write the peak of an arm's memory on its GPU; empty if it was not measured."""
+    """Format an arm's peak memory on its GPU; empty if it was not measured."""
     return gigabytes(arm.alone.peak_bytes) if arm.alone and arm.alone.peak_bytes else ""
 
 
 def gigabytes(count: int) -> str:
-    """Write a number of bytes; a dash for none."""
+    """Format a number of bytes; None becomes a dash."""
     return f"{fixed(count / 1e9, 1)} GB" if count else UNKNOWN
 
 
 def cost_rows(results: StudyResults) -> list[dict[str, Any]]:
-    """Return memory and step time of each arm that was measured alone, with the step over the baseline's."""
+    """Return memory and step time of each arm that was measured alone, with the step time divided by the baseline's."""
     found: list[dict[str, Any]] = []
     for view in results.by_resolution():
         usual = baseline_of(view).step_s
@@ -179,7 +180,7 @@ MEMORY_NOTE = "Peak memory is the most that torch reserved on the device; host m
 
 
 def cost_cells(results: StudyResults, arm: Arm) -> list[str]:
-    """Return an arm's measurements alone on a GPU, under `COST_HEADS`."""
+    """Return an arm's measurements alone on a GPU, in the order of `COST_HEADS`."""
     usual, alone = baseline_of(results).step_s, arm.alone
     if alone is None:
         return [UNKNOWN] * len(COST_HEADS)
@@ -189,25 +190,25 @@ def cost_cells(results: StudyResults, arm: Arm) -> list[str]:
 
 
 def interval_words(results: StudyResults, comparison: Comparison) -> str:
-    """Name the interval; empty if there is none."""
+    """Describe the kind of the interval; empty if there is no interval."""
     return "" if comparison.low is None else f"simultaneous {100 * results.confidence:g}% interval"
 
 
 def left_out(results: StudyResults, metric: str) -> str:
-    """Name the arms that a figure leaves out because their scale differs; empty if there are none."""
+    """List the arms that a figure leaves out because their scale differs; empty if there are none."""
     apart = [arm for arm in results.arms if metric in arm.incomparable]
     return f"Left out: {_names(apart)} ({short_reason(apart[0], metric)})." if apart else ""
 
 
 def collapsed_left_out(results: StudyResults, *metrics: str) -> str:
-    """Name the collapsed runs in any of the metrics, which a figure's means leave out; empty if there are none."""
+    """List the runs that collapsed in any of the metrics, which a figure's means leave out; empty if there are none."""
     fell = {arm.name: seeds for arm in results.arms if (seeds := collapsed_in(results, arm, *metrics))}
     said = [f"{name} (seed {listed(list(map(str, sorted(seeds))))})" for name, seeds in fell.items()]
     return f"Collapsed runs, which no mean here counts: {', '.join(said)}." if said else ""
 
 
 def primary_interval(results: StudyResults) -> str:
-    """Name the intervals of the arms' primary metrics; empty if there are none."""
+    """Describe the kinds of intervals of the arms' primary metrics; empty if there are none."""
     names = [metric.name for metric in primary_metrics(results)]
     rows = [arm.comparisons[name] for arm in with_role(results, "arm") for name in names if name in arm.comparisons]
     return next((words for row in rows if (words := interval_words(results, row))), "")
@@ -220,7 +221,7 @@ PROMPTS_LEAD = (
 
 
 def lead(results: StudyResults) -> str:
-    """Explain how the arms are sorted and what their numbers are."""
+    """Explain the order of the arms, and the meaning of their numbers."""
     primary, interval = primary_metrics(results), primary_interval(results)
     order = f"Arms are sorted by {primary[0].label}, best first. " if primary else ""
     brackets = f"; in brackets, the {interval}" if interval else ""
@@ -250,7 +251,7 @@ def replication_lead(results: StudyResults) -> str:
 
 
 def replication_rows(results: StudyResults) -> list[list[str]]:
-    """Return the first, the fresh and the pooled estimate of each verdict side by side, as cells of a table."""
+    """Return the first, the fresh and the pooled estimate of each verdict as cells of a table."""
     labels = {metric.name: metric.label for metric in results.metrics}
     found = []
     for row in results.replication.rows if results.replication else ():
@@ -273,7 +274,7 @@ _OUTCOMES: dict[Outcome, tuple[str, str]] = {
     "contradicted": ("is contradicted", "are contradicted"),
     "incomplete": ("is incomplete", "are incomplete"),
 }
-"""Words for one verdict and for several."""
+"""Singular and plural wording of verdicts."""
 
 
 def _names(arms: list[Arm]) -> str:
@@ -281,7 +282,7 @@ def _names(arms: list[Arm]) -> str:
 
 
 def log_percent(logarithm: float | None) -> str:
-    """Write a logarithm of a ratio as a signed percentage."""
+    """Format a logarithm of a ratio as a signed percentage."""
     return percent(None if logarithm is None else math.expm1(min(logarithm, _LARGEST_LOG)))
 
 
@@ -291,9 +292,7 @@ def log_interval(comparison: Comparison | None) -> str:
 
 
 def log_detectable(comparison: Comparison | None) -> str:
-    """Write the smallest detectable change of an effect. If it would double the effect, write that the seeds are too
-    few.
-    """
+    """Format the smallest detectable change; if it would double the effect, state that there are too few seeds."""
     if comparison is None:
         return UNKNOWN
     if comparison.p is None or comparison.verdict in FOUND or (comparison.detectable or math.inf) <= math.log(2):
@@ -302,18 +301,18 @@ def log_detectable(comparison: Comparison | None) -> str:
 
 
 def undefined_trends(results: StudyResults) -> list[str]:
-    """Return why some arms have no relative effect."""
+    """Return the reason why some arms have no relative effect."""
     undefined = [one.undefined for one, _ in compared_trends(results) if trend_verdict(one) == "not defined"]
     return list(dict.fromkeys(undefined))
 
 
 def effects_at_ends(one: Comparison | None) -> tuple[str, str]:
-    """Write the relative effect of a trend at the fewest and at the most tokens, over the seeds of the comparison."""
+    """Format the relative effect of a trend at the fewest and at the most tokens, over the seeds of the comparison."""
     return (log_percent(one.baseline_mean), log_percent(one.mean)) if one else (UNKNOWN, UNKNOWN)
 
 
 def distinct_arms(results: StudyResults) -> list[tuple[Arm, str]]:
-    """Return each compared arm once; if its changes differ between resolutions, once for each with their names."""
+    """Return each compared arm once; if its changes differ between resolutions, once per resolution, with names."""
     cards = []
     for name in (arm.name for arm in ranked_arms(results.by_resolution()[0])):
         groups: dict[str, list[Arm]] = {}
@@ -326,7 +325,7 @@ def distinct_arms(results: StudyResults) -> list[tuple[Arm, str]]:
 
 TIME_PARTS = (*PARTS, "other")
 _LEAST_SHARE = 0.0005
-"""Smaller shares would be written as 0.0 % and are left out: some timed parts of a step do nothing."""
+"""Smaller fractions would be printed as 0.0 % and are left out, since some timed parts of a step do nothing."""
 
 
 def time_parts(results: StudyResults) -> list[str]:
@@ -337,23 +336,23 @@ def time_parts(results: StudyResults) -> list[str]:
 
 @dataclass(frozen=True)
 class LatentsRow:
-    """One tokenizer of a study, the arms that use it, and the statistics of its latents, averaged over runs."""
+    """A tokenizer of a study, the arms that use it, and the statistics of its latents, averaged over runs."""
 
     tokenizer: TokenizerInfo
     arms: list[Arm]
     images: list[int]
-    """Distinct numbers of images of the runs."""
+    """The numbers of images in the runs, without duplicates."""
     mean_C: list[float]
     std_C: list[float]
 
     @property
     def ratio(self) -> float:
-        """Return the number of values of an image over that of its latents."""
+        """Return the number of values in an image divided by the number of values in its latents."""
         return 3 * self.tokenizer.stride_px**2 / self.tokenizer.channels
 
     @property
     def kind_words(self) -> str:
-        """Name the kind; a trained tokenizer is described as before training."""
+        """Return the name of the tokenizer's kind; a trained tokenizer is described as it was before training."""
         return f"{self.tokenizer.kind}, before it is trained" if self.tokenizer.tuned else self.tokenizer.kind
 
     @property
@@ -362,14 +361,14 @@ class LatentsRow:
 
     @property
     def std(self) -> float | None:
-        """Return the standard deviation of all latents together, the spread of channel means included."""
+        """Return the standard deviation over all latents together, including the spread of channel means."""
         middle = self.mean
         if middle is None:
             return None
         return math.sqrt(fmean(s * s + (m - middle) ** 2 for m, s in zip(self.mean_C, self.std_C, strict=True)))
 
     def words(self, kind: Literal["mean", "std"]) -> str:
-        """Write the value over all latents, and its range over channels."""
+        """Format the value over all latents, and its range over channels."""
         whole, channels = (self.mean, self.mean_C) if kind == "mean" else (self.std, self.std_C)
         if whole is None:
             return UNKNOWN
@@ -377,7 +376,7 @@ class LatentsRow:
 
 
 def latents_rows(results: StudyResults) -> list[LatentsRow]:
-    """Return a row for each tokenizer in the order of the arms; none if all arms work on pixels."""
+    """Return a row for each tokenizer in the order of the arms; empty if all arms work on pixels."""
     found: dict[str, list[tuple[Arm, TokenizerInfo]]] = {}
     for arm in results.arms:
         for tokenizer in (run.tokenizer for run in arm.runs if run.tokenizer is not None):
@@ -408,7 +407,10 @@ def environment(results: StudyResults) -> dict[str, list[str]]:
 
 
 def made_with(results: StudyResults) -> dict[str, str]:
-    """Return the command, versions and devices of the results. Older results lack some."""
+    """Return the command, the versions and the devices that the results record.
+
+    Results of earlier versions lack some of these.
+    """
     known = environment(results)
     facts = {
         "command": "\n".join(shlex.join(command.argv) for command in results.commands),
@@ -419,7 +421,7 @@ def made_with(results: StudyResults) -> dict[str, str]:
 
 
 def repeatability(results: StudyResults) -> str:
-    """State which of the study's results the same plan repeats bit for bit; empty if the device is unknown."""
+    """State which results can be repeated bit for bit with the same plan; empty if the device is unknown."""
     found = environment(results)
     if "device" not in found:
         return ""
@@ -433,7 +435,10 @@ def repeatability(results: StudyResults) -> str:
 
 
 def _on_a_gpu(results: StudyResults) -> str:
-    """State what is bit-exact for runs on a GPU. Runs of earlier versions do not record whether they were exact."""
+    """State which results are bit-exact for runs on a GPU.
+
+    Runs of earlier versions do not record whether they were bit-exact.
+    """
     if any("not_exact" not in run.environment for arm in results.arms for run in arm.runs if run.environment):
         return "On a GPU, the same seed may give a slightly different run."
     reasons = {arm.label: why for arm in results.arms if (why := inexact(arm))}
@@ -466,7 +471,7 @@ def event_details(event: dict[str, object]) -> str:
 
 
 def part_means(arm: Arm, metric: str, without: Collection[int]) -> dict[str, float]:
-    """Return each part of a metric, averaged over the seeds except those `without`."""
+    """Return each component of a metric, averaged over the seeds except those in `without`."""
     values: dict[str, list[float]] = {}
     for run in (run for run in arm.runs if run.seed not in without):
         for part, value in run.details.get(metric, {}).items():
@@ -476,12 +481,12 @@ def part_means(arm: Arm, metric: str, without: Collection[int]) -> dict[str, flo
 
 
 def curve_label(name: str, beside: Collection[str]) -> str:
-    """Name a logged number for readers, beside others: the whole loss is distinguished from the objective's."""
+    """Return the displayed name of a logged quantity, which distinguishes the total loss from the objective's loss."""
     if name == "loss" and "flow" not in beside:
         return name
     return _CURVE_LABELS.get(name, name.replace("_", " "))
 
 
 def plain(value: object) -> str:
-    """Write a setting's value in one line."""
+    """Format a setting's value on one line."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -1,10 +1,9 @@
-"""The report as one self-contained HTML file: style, figures and images are inside it.
+"""Write the report as one self-contained HTML file, which contains style, figures and images.
 
-It can be read without scripts. One script of our own adds a slider over steps and the values of curves. The page's
-content policy names it by its hash, and allows no other script.
+The page can be read without scripts. One script of tintype adds a slider over steps and the values of curves. The
+page's content security policy allows this script by its hash, and allows no other script.
 
-Names, captions, errors and events come from outside. They reach the page through Jinja's autoescape or through
-`svg.tag`, which escapes as well.
+Names, captions, errors and events come from outside, so they are escaped by Jinja's autoescape or by `svg.tag`.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from tintype.study.trust import is_biased, lead
 _LARGEST_PREVIEW_PX = 320
 _LARGEST_EARLY_PX = 160
 _MOST_EARLY = 6
-"""Most earlier steps with images on a page, which keeps the page small."""
+"""Maximum number of earlier steps with images on a page; the limit keeps the page small."""
 SCRIPTS = ("page/marks.js", "study/report/report.js")
 _ARM_COLOURS = 8
 _NONE_KEPT: Mapping[str, bytes] = MappingProxyType({})
@@ -51,7 +50,7 @@ _ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5}(?:v\d+)?|[a-z-]+(?:\.[A-Z]{2})?/\d{7
 
 
 def to_html(results: StudyResults, folder: Path, kept: Mapping[str, bytes] = _NONE_KEPT) -> str:
-    """Return the page. Paths of samples start at `folder`; `kept` has the samples whose files are gone."""
+    """Return the page. Paths of samples are relative to `folder`; `kept` has the samples whose files are gone."""
     colours = arm_colours(results)
     script, policy = inline_script(*SCRIPTS)
     filters = {"plain": findings.plain, "glyph": glyph, "verdict_class": verdict_class}
@@ -89,12 +88,12 @@ def to_html(results: StudyResults, folder: Path, kept: Mapping[str, bytes] = _NO
 
 class _Image(NamedTuple):
     uri: str | None
-    """None if the file is missing or is not an image."""
+    """The image; None if the file is missing or is not an image."""
     small: bool = True
     at: Mapping[int, str] = MappingProxyType({})
     """The same sample at earlier steps, as data URIs by step."""
     wrong: Mapping[int, list[WrongWords]] = MappingProxyType({})
-    """Words of the prompt that it got wrong, by step; no entry if they were not read."""
+    """Words of the prompt that the sample does not match, by step; unchecked steps have no entry."""
 
     @property
     def last_wrong(self) -> list[WrongWords] | None:
@@ -117,19 +116,19 @@ class _Parts(NamedTuple):
     names: list[str]
     decimals: int
     left_out: str
-    """Arms that are not shown, and why, and runs that no mean counts; empty if all are shown."""
+    """Hidden arms with the reason, and runs that no mean includes; empty if all arms are shown."""
 
 
 @dataclass(frozen=True)
 class HtmlView(View):
-    """The results at one resolution, with their figures and samples."""
+    """The results at one resolution, together with their figures and samples."""
 
     folder: Path
     kept: Mapping[str, bytes]
     colours: dict[str, str]
 
     def forest(self, column: Column) -> Markup:
-        """Draw the differences of all arms on a metric."""
+        """Draw the differences of all arms for one metric."""
         rows = {titled(arm): (arm, row) for arm in self.arms if (row := column.rows.get(arm.name))}
         return forest(column.info, {name: effect_of(self.results, *of) for name, of in rows.items()})
 
@@ -165,7 +164,7 @@ class HtmlView(View):
         return charts.scatter(clouds, label, quality.label, lower, possible=quality.range, collapsed=collapsed)
 
     def prompts_figure(self, group: list[tuple[str, Column]]) -> Markup | None:
-        """Draw the first two kinds of prompts against each other, for a primary metric."""
+        """Draw the scores on the first two kinds of prompts against each other, for a primary metric."""
         (first, x), (second, y) = ((prompts, column.info) for prompts, column in group[:2])
         if not (x.primary or y.primary) or not (clouds := self._clouds(x, y)):
             return None
@@ -174,7 +173,7 @@ class HtmlView(View):
         return charts.scatter(clouds, *labels, lower, same_across=True, possible=x.range, collapsed=collapsed)
 
     def _clouds(self, x: MetricInfo, y: MetricInfo) -> list[Series[list[Point]]]:
-        """Return the runs of each arm without those that collapsed."""
+        """Return the runs of each arm, without collapsed runs."""
         compared = [arm for arm in self.results.arms if not {x.name, y.name} & set(arm.incomparable)]
         known = [_points(arm, x, y, {run.seed for run in arm.runs} - self._collapsed(arm, x, y)) for arm in compared]
         return [self._series(arm, points) for arm, points in zip(compared, known, strict=True) if points]
@@ -203,7 +202,7 @@ class HtmlView(View):
         return found
 
     def along_figures(self, metric: MetricInfo) -> list[tuple[str, Markup]]:
-        """Return (caption, figure) of a metric along training: over steps and over seconds."""
+        """Return (caption, figure) of a metric during training, over steps and over seconds."""
         arms = [arm for arm in self.results.arms if metric.name not in arm.incomparable]
         found = []
         for place, over_seconds in (("steps", False), ("training seconds", True)):
@@ -244,7 +243,7 @@ class HtmlView(View):
 
     @cached_property
     def samples(self) -> dict[str, tuple[str, list[_Image]]]:
-        """Return (run, one image for each prompt) by arm."""
+        """Return (run, one image for each prompt), by arm."""
         first = {arm.name: arm.sampled_run for arm in self.results.arms}
         return {
             name: (f"seed {run.seed}" if run else "no run", self._samples(run) if run else self._images([]))
@@ -253,7 +252,7 @@ class HtmlView(View):
 
     @cached_property
     def steps(self) -> list[int]:
-        """Return the steps of the slider, with the last one; empty if no earlier step has images."""
+        """Return the steps of the slider, including the last step; empty if no earlier step has images."""
         runs = [run for arm in self.results.arms if (run := arm.sampled_run)]
         early = sorted({one.step for run in runs for one in run.along[:-1] if one.previews})
         if not early or not any(image.at for _, images in self.samples.values() for image in images):
@@ -261,7 +260,7 @@ class HtmlView(View):
         return [*_spread(early), max(run.along[-1].step for run in runs if run.along)]
 
     def _samples(self, run: Run) -> list[_Image]:
-        """Return the samples of a run, with those of its earlier steps and the words that each got wrong."""
+        """Return the samples of a run at its last and earlier steps, with the words that each sample does not match."""
         images, last = self._images(run.previews), run.along[-1].step if run.along else 0
         early = [one for one in run.along[:-1] if one.previews]
         early = [one for one in early if one.step in _spread([other.step for other in early])]
@@ -289,7 +288,7 @@ class HtmlView(View):
 
     @property
     def is_read(self) -> bool:
-        """Return whether the words that samples got wrong are known."""
+        """Return whether the samples were checked against the words of their prompts."""
         return any(image.wrong for _, images in self.samples.values() for image in images)
 
     @property
@@ -298,21 +297,21 @@ class HtmlView(View):
 
 
 def _points(arm: Arm, x: MetricInfo, y: MetricInfo, seeds: Collection[int]) -> list[Point]:
-    """Return both values of each run of these seeds that has them."""
+    """Return pairs of values of the runs with these seeds, for runs that have both values."""
     runs = [run.metrics for run in arm.runs if run.seed in seeds]
     points = [(metrics.get(x.name, math.nan), metrics.get(y.name, math.nan)) for metrics in runs]
     return [point for point in points if all(map(math.isfinite, point))]
 
 
 def arm_colours(results: StudyResults) -> dict[str, str]:
-    """Return the style sheet's class for each arm, by the study's order: an arm has one colour in all figures."""
+    """Return the CSS class of each arm in the study's order, so that an arm has the same colour in all figures."""
     named = dict.fromkeys(arm.name for arm in results.arms if arm.role == "arm")
     colours = {name: f"arm-{index % _ARM_COLOURS}" for index, name in enumerate(named)}
     return {arm.name: colours.get(arm.name, f"arm-{arm.role}") for arm in results.arms}
 
 
 def _gain_figure(table: priority.Table, colours: dict[str, str]) -> Markup:
-    """Draw gain against cost, for the arms that have both, and for the baseline."""
+    """Draw gain over cost for the baseline and for the arms with both values."""
     of_baseline = Interval(value=0.0)
     return charts.gains_at_costs(
         table.metric.label,
@@ -326,7 +325,7 @@ def _gain_figure(table: priority.Table, colours: dict[str, str]) -> Markup:
 
 
 def _token_figures(results: StudyResults, colours: dict[str, str]) -> Iterator[tuple[MetricInfo, Markup]]:
-    """Draw the arms against the number of tokens, for each metric that is compared between resolutions."""
+    """Draw the arms over the number of tokens, for each metric that is compared between resolutions."""
     for info in results.metrics:
         trends = [trend for trend in results.trends if trend.metric == info.name]
         lines = [Series(trend.arm, colours[trend.arm], trend.effects) for trend in trends]
@@ -336,7 +335,7 @@ def _token_figures(results: StudyResults, colours: dict[str, str]) -> Iterator[t
 
 
 def _sweep_figures(results: StudyResults, colours: dict[str, str]) -> Iterator[Markup]:
-    """Draw the scores over the values of each tuned setting, at each resolution together."""
+    """Draw the scores over the values of each tuned setting, with one figure for each resolution."""
     if (tuned := results.tuning) is None:
         return
     metric = tuning.tuned_metric(results, tuned)
@@ -351,7 +350,10 @@ def _sweep_figures(results: StudyResults, colours: dict[str, str]) -> Iterator[M
 
 
 def _image(folder: Path, path: str, kept: Mapping[str, bytes] = _NONE_KEPT) -> _Image:
-    """Return an image as a data URI. It is decoded and encoded again, so only an image gets into the page."""
+    """Return an image as a data URI.
+
+    The image is decoded and encoded again, so that nothing but an image gets into the page.
+    """
     try:
         content = kept[path] if path in kept else read_file(folder / path)
         with open_image(content, path) as file:
@@ -363,9 +365,9 @@ def _image(folder: Path, path: str, kept: Mapping[str, bytes] = _NONE_KEPT) -> _
 
 
 def _early(folder: Path, path: str, kept: Mapping[str, bytes]) -> str:
-    """Return an image of an earlier step as a small data URI; empty if it is missing.
+    """Return an image of an earlier step as a small data URI; empty if the image is missing.
 
-    An image from an earlier page is taken unchanged, since repeated encoding would degrade it.
+    An image from an earlier page is copied unchanged, since repeated encoding would degrade it.
     """
     try:
         content = kept[path] if path in kept else read_file(folder / path)
@@ -379,13 +381,13 @@ def _early(folder: Path, path: str, kept: Mapping[str, bytes]) -> str:
 
 
 def _spread(steps: list[int]) -> list[int]:
-    """Return the steps that fit on a page, evenly chosen."""
+    """Return a subset of the steps that fits on a page, evenly chosen."""
     if len(steps) <= _MOST_EARLY:
         return steps
     return [steps[round(index * (len(steps) - 1) / (_MOST_EARLY - 1))] for index in range(_MOST_EARLY)]
 
 
 def paper_link(paper: str) -> str | None:
-    """Return the address of a paper on arXiv; None for others."""
+    """Return the URL of a paper on arXiv; None for other papers."""
     found = _ARXIV.search(paper)
     return f"https://arxiv.org/abs/{found[1]}" if found else None

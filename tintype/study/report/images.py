@@ -1,4 +1,4 @@
-"""Images of an existing page, for a new page written after the runs are gone."""
+"""Read images from an existing page, for a new page that is written after the runs are gone."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _EARLY_URI = "data:image/webp;base64,"
 
 
 def images_of(page: str, results: StudyResults) -> dict[str, bytes]:
-    """Return the samples that a page shows, by their paths in the results.
+    """Return the samples on a page, by their paths in the results.
 
-    An image is known by its arm and prompt, a picked image by its number. With several resolutions it is there once for
-    each, in their order.
+    A sample is identified by its arm and prompt, and a picked image by its number. With several resolutions, the page
+    has such an image once per resolution, in the order of the resolutions.
     """
     shown = _Images()
     shown.feed(page)
@@ -42,9 +42,10 @@ def images_of(page: str, results: StudyResults) -> dict[str, bytes]:
 
 
 def _strips(view: StudyResults) -> Iterator[tuple[list[str], list[str], dict[int, dict[str, str]]]]:
-    """Yield (names in the page, paths, paths at earlier steps) for the samples of each arm, and for the real images.
+    """Yield (names on the page, paths, paths at earlier steps) for the samples of each arm, and for the real images.
 
-    Those at earlier steps are by the number of the prompt and by the step. Older pages say "real".
+    The paths at earlier steps are keyed by the number of the prompt and by the step. Pages of earlier versions use the
+    name "real".
     """
     for arm in view.arms:
         run = arm.sampled_run
@@ -62,10 +63,10 @@ class _Images(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
         self.by_title: dict[str, list[tuple[bytes, dict[str, bytes]]]] = {}
-        """(image, the same at earlier steps) by its alternative text."""
+        """(image, the same sample at earlier steps) by the image's alternative text."""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Keep an image embedded in the page; skip it if it cannot be decoded."""
+        """Store an image that is embedded in the page; skip the image if it cannot be decoded."""
         given = dict(attrs)
         title, source = given.get("alt") or "", given.get("src") or ""
         if tag == "img" and source.startswith(_URI):

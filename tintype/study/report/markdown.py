@@ -1,4 +1,4 @@
-"""The report in Markdown: the same findings without figures, for a pull request or a terminal."""
+"""Write the report in Markdown, with the same findings but without figures, for a pull request or a terminal."""
 
 from __future__ import annotations
 
@@ -59,18 +59,18 @@ def to_markdown(results: StudyResults) -> str:
 
 
 def escaped(words: str) -> str:
-    """Return text escaped for Markdown, on one line, in a table's cell as elsewhere."""
+    """Return text escaped for Markdown on one line; the result can be used inside and outside of table cells."""
     one_line = visible(" ".join(words.split()))
     return _MEANINGFUL.sub(r"\\\1", one_line).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def _safe(value: object) -> Markup:
-    """Escape a value as Markdown, in place of Jinja's own escape for HTML."""
+    """Escape a value for Markdown, in place of Jinja's escape for HTML."""
     return value if isinstance(value, Markup) else Markup(escaped(str(value)))
 
 
 def _named(arm: Arm) -> list[str]:
-    """Return the first cells of an arm's row."""
+    """Return the first cells in the row of an arm."""
     return [*([arm.resolution, f"{arm.tokens:,}"] if arm.resolution else []), titled(arm)]
 
 
@@ -83,14 +83,14 @@ def _answer_row(view: View, arm: Arm) -> list[str]:
 
 
 def _between_rows(views: Sequence[View]) -> Iterator[list[str]]:
-    """Yield a row for each pair of arms and metric, the primary metrics first."""
+    """Yield a row for each pair of arms and each metric, with the primary metrics first."""
     for row in (row for view in views for row in view.rows_on("between")):
         verdict = "; ".join(filter(None, [row.marked, row.beside]))
         yield [row.label, row.metric.label, verdict, row.mean, row.baseline_mean, row.contrast]
 
 
 def _metric_rows(views: Sequence[View], metric: str) -> Iterator[list[str]]:
-    """Yield a row for the baseline and each arm that has the metric, at each resolution."""
+    """Yield a row for the baseline and for each arm with a value of the metric, at each resolution."""
     for view in views:
         column = view.column(metric)
         for arm in view.everyone:
@@ -107,7 +107,7 @@ def _metric_rows(views: Sequence[View], metric: str) -> Iterator[list[str]]:
 
 
 def _along_rows(views: Sequence[View]) -> Iterator[list[str]]:
-    """Yield a row for the baseline and for each arm that was scored along training, by metric."""
+    """For each metric, yield a row for the baseline and for each arm that was scored during training."""
     for metric in (metric for view in views[:1] for metric in along.metrics_along(view.results)):
         for view in views:
             column, arms = view.column(metric.name), along.compared(view, metric.name)
@@ -127,7 +127,7 @@ def _difference_rows(views: Sequence[View]) -> Iterator[list[str]]:
 
 
 def _stage_rows(views: Sequence[View]) -> list[list[str]]:
-    """Return a row for each score with the images of an earlier stage."""
+    """Return a row for each score on images of an earlier stage."""
     return [
         [*_named(arm), metric.label, *cells]
         for view in views
@@ -141,7 +141,7 @@ def _prompt_kinds(view: View) -> list[str]:
 
 
 def _prompt_rows(views: Sequence[View]) -> Iterator[list[str]]:
-    """Yield a row for each metric that was measured on several kinds of prompts, and each arm."""
+    """Yield a row for each pair of an arm and a metric that was measured on several kinds of prompts."""
     kinds = _prompt_kinds(views[0])
     for index, group in enumerate(views[0].prompt_groups):
         for view in views:

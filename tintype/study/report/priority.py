@@ -1,6 +1,7 @@
-"""Priority of arms as text, for the page, the Markdown and the terminal.
+"""Format the priority of arms as text, for the page, the Markdown and the terminal.
 
-It is shown if the step of the baseline and of an arm was measured alone on a GPU. Without a cost there is no front.
+The priority is shown if training steps of the baseline and of an arm were measured alone on a GPU. Without a cost,
+there is no Pareto front.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ HEADS = ("Gain", "Step alone", "Gain at equal time", "Rank", "Front")
 
 @dataclass(frozen=True)
 class Table:
-    """The arms and the baseline on one metric, at one resolution, in the order in which to try them."""
+    """The arms and the baseline for one metric and resolution, in order of priority."""
 
     view: StudyResults
     metric: MetricInfo
@@ -44,14 +45,14 @@ class Table:
         return next(arm for arm in self.view.arms if arm.name == row.arm)
 
     def cells(self, row: Priority) -> list[str]:
-        """Return the cells under `HEADS`."""
+        """Return the cells in the order of `HEADS`."""
         step = findings.step_time(row.step_s)
         more = "" if row.cost is None or row.arm == self._baseline else f" ({numerals.percent(row.cost - 1)})"
         return [_gain(row.gain), step + more, _gain(row.equal_time), _rank(row), _front(row)]
 
     @property
     def words(self) -> str:
-        """Write in a sentence or two which arm to try first."""
+        """State in a sentence or two which arm to try first."""
         if no_order(self.rows):
             return f"{self.title}: no order shown."
         alike = groupby((row for row in self.rows if row.front), _rank)
@@ -65,7 +66,7 @@ class Table:
 
 
 def tables(results: StudyResults) -> list[Table]:
-    """Return a table for each primary metric, at each resolution with steps measured alone."""
+    """Return a table for each primary metric and for each resolution with steps measured alone."""
     timed = {
         view.resolution.name: view
         for view in results.by_resolution()
@@ -103,6 +104,6 @@ def _front(row: Priority) -> str:
 
 
 def _dominating(row: Priority) -> str:
-    """Name one plan that is better at no higher cost, and count the others."""
+    """Name one plan that is better and does not cost more, and count the other such plans."""
     first, *others = row.dominated_by
     return f"{first} and {len(others)} more" if others else first

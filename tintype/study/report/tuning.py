@@ -1,4 +1,4 @@
-"""The sweeps of a tuned study as text: the score of each value, the choice, and which ranges to widen."""
+"""Format a tuned study's sweeps as text: the score of each value, the choice, and ranges that should be wider."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def labels(tuning: Tuning) -> list[str]:
 
 
 def lead(results: StudyResults, tuning: Tuning) -> str:
-    """Explain what was tried, and that the comparison did not use it."""
+    """Explain which values were tried, and that the comparison did not use the tuning runs."""
     points, metric = len(tuning.sweeps[0].points), tuned_metric(results, tuning)
     seeds = f"seed{'s' if len(tuning.seeds) > 1 else ''} {', '.join(map(str, tuning.seeds))}"
     same = "the same " if tuning.alike else ""
@@ -43,7 +43,7 @@ def _keys(tuning: Tuning) -> str:
 
 
 def cell(sweep: Sweep, point: TuningPoint, decimals: int) -> str:
-    """Write the mean of a choice, with a sign if it was chosen, and its lost runs."""
+    """Format the mean score of a choice of values and its lost runs, with a sign if the choice won."""
     written = fixed(fmean(point.known), decimals) if point.known else UNKNOWN
     states = [run.state for run in point.runs]
     lost = [f"{state} {states.count(state)} of {len(states)}" for state in _LOST if state in states]
@@ -52,9 +52,9 @@ def cell(sweep: Sweep, point: TuningPoint, decimals: int) -> str:
 
 
 def rows(results: StudyResults, tuning: Tuning) -> Iterator[list[str]]:
-    """Yield a row for each choice of values: its words, then the score of the baseline and each arm.
+    """Yield a row for each choice of values: the values in words, followed by the scores of the baseline and each arm.
 
-    If a sampler proposed values for each arm, a row is a trial and has the values in its cells.
+    If a sampler proposed separate values for each arm, each row is a trial, and its cells contain the values.
     """
     decimals = metric_decimals(results, tuning.metric)
     for index, point in enumerate(tuning.sweeps[0].points):
@@ -68,7 +68,7 @@ def rows(results: StudyResults, tuning: Tuning) -> Iterator[list[str]]:
 
 @dataclass(frozen=True)
 class Line:
-    """One arm's scores over the values of one key: the best over the values of all other keys."""
+    """An arm's scores over the values of one key, which are the best scores over the values of all other keys."""
 
     sweep: Sweep
     points: list[tuple[float, float]]
@@ -76,7 +76,7 @@ class Line:
 
 
 def lines(results: StudyResults, tuning: Tuning, key: str) -> list[Line]:
-    """Return the lines of a figure; none if the key has values that are not numbers."""
+    """Return the lines of a figure; empty if the key has values that are not numbers."""
     metric = tuned_metric(results, tuning)
     found = []
     for sweep in tuning.sweeps:

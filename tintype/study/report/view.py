@@ -1,4 +1,4 @@
-"""The numbers of a report as text, for the page and the Markdown."""
+"""Format the numbers of a report as text, for the page and the Markdown."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from tintype.study.stats.contrast import OF_ARMS, Kind
 from tintype.study.trust import Trust, trust
 
 TRUST_HEADS = ("Metric", "Baseline", "Seed spread", "of the mean", "Sampling error of one run", "Signal-to-noise")
-"""Heads of the table of trust; `TRUST_BIAS` is one more if the bias of a run is known."""
+"""Column heads of the table of trust; `TRUST_BIAS` is an additional column if the bias of a run is known."""
 TRUST_BIAS = "Bias, of the mean"
 
 
 @dataclass(frozen=True)
 class Column:
-    """One metric of all arms at one resolution, and the format of its numbers."""
+    """One metric of all arms at one resolution, with the format of its numbers."""
 
     results: StudyResults
     info: MetricInfo
     decimals: int
     rows: Mapping[str, Row]
-    """The verdicts on the compared arms, by their name."""
+    """The verdicts on the compared arms, by the arms' names."""
 
     @property
     def title(self) -> str:
@@ -50,7 +50,7 @@ class Column:
 
     @property
     def real(self) -> float | None:
-        """Return the same measurement on real images; None if there is none."""
+        """Return the same metric measured on real images; None if there is no such value."""
         return self.results.resolution.reference.get(self.info.name, {}).get("overall")
 
     def written(self, value: float | None, *, signed: bool = False) -> str:
@@ -61,13 +61,13 @@ class Column:
         return self.results.collapsed(arm, self.info.name)
 
     def mean(self, arm: Arm) -> str:
-        """Return the mean as it is compared; for an arm that is not compared, a mean of the same kind."""
+        """Return the mean that the comparison uses; for an arm without a comparison, a mean of the same kind."""
         row, spread = self.rows.get(arm.name), self._spread(arm)
         decimals = row.decimals if row else self.decimals if spread is None else numerals.decimals_showing(spread)
         return numerals.fixed(compared_mean(self.results, arm, self.info.name), decimals)
 
     def spread(self, arm: Arm) -> str:
-        """Return the seed spread; for the baseline that of the runs in its mean, and how many of them collapsed."""
+        """Return the seed spread; for the baseline, the spread of the runs in its mean, and the collapsed count."""
         spread, runs = self._spread(arm), [(one, run) for one in self._alike(arm) for run in one.runs]
         fell = sum(run.seed in self.collapsed(one) for one, run in runs) if arm.role == "baseline" else 0
         words = f"({fell} of {len(runs)} runs collapsed, left out)" if fell else ""
@@ -86,7 +86,7 @@ class Column:
         return " · ".join(self.written(run.metrics.get(self.info.name)) for run in arm.runs)
 
     def effect(self, arm: Arm) -> str:
-        """Return the verdict on an arm with the difference; for the baseline the mean and the seed spread."""
+        """Return the verdict on an arm with the difference; for the baseline, return the mean and the seed spread."""
         if arm.role == "baseline":
             return f"{self.mean(arm)} {self.spread(arm)}".strip()
         if self.info.name in arm.incomparable:
@@ -97,7 +97,7 @@ class Column:
         return "; ".join(filter(None, [row.marked + difference, row.corrected, row.replicated]))
 
     def mean_and_effect(self, arm: Arm) -> str:
-        """Return the mean; for an arm also the verdict and the difference."""
+        """Return the mean; for an arm, also return the verdict and the difference."""
         return self.mean(arm) if arm.role == "baseline" else f"{self.mean(arm)} ({self.effect(arm)})"
 
 
@@ -108,10 +108,10 @@ class View:
     results: StudyResults
     metrics: Sequence[Column]
     rows: Sequence[Row]
-    """Other verdicts at this resolution: on pairs of arms, and on factors."""
+    """Other verdicts at this resolution, on pairs of arms and on factors."""
 
     def rows_on(self, *kinds: Kind) -> list[Row]:
-        """Return the rows of these kinds."""
+        """Return the verdict rows of these kinds."""
         return [row for row in self.rows if row.kind in kinds]
 
     @cached_property
@@ -136,9 +136,9 @@ class View:
         return [column for column in self.metrics if column not in self.primary]
 
     def in_words(self, arm: Arm) -> list[tuple[str, str]]:
-        """Return (verdict, words) of an arm on the primary metrics, grouped by verdict.
+        """Return (verdict, text) for an arm's primary metrics, grouped by verdict.
 
-        An arm that is better in some and worse in others has one verdict, "mixed".
+        An arm that is better in some metrics and worse in others has the single verdict "mixed".
         """
         found: dict[str, list[str]] = {}
         for column in self.primary:
@@ -160,10 +160,10 @@ class View:
         return next((column for column in self.metrics if column.info.name == SPEED), None)
 
     def speed_words(self, arm: Arm) -> str:
-        """Return the cost of an arm's step if it was measured alone; otherwise the throughput.
+        """Return the step time of an arm if it was measured alone; otherwise return the throughput.
 
-        The throughput is absolute for the baseline, and relative to it for an arm that can be compared. Peak memory
-        comes last.
+        The throughput is absolute for the baseline, and relative to the baseline for an arm that can be compared. Peak
+        memory is the last entry.
         """
         if words := findings.step_words(self.results, arm):
             return words
@@ -184,7 +184,7 @@ class View:
         return NOT_COMPARABLE if uneven else findings.speed_words(row.comparison)
 
     def trust_rows(self, biased: bool = False) -> list[list[str]]:
-        """Return a row for each metric that has a spread or an error; with its bias if `biased`."""
+        """Return a row for each metric with a spread or an error; if `biased` is true, also with its bias."""
         rows = [row for row in trust(self.results) if row.seed_spread is not None or row.sampling_error is not None]
         bias = [[numerals.share(row.relative_bias)] if biased else [] for row in rows]
         return [[*self._trust_row(row), *of_row] for row, of_row in zip(rows, bias, strict=True)]
@@ -202,16 +202,16 @@ class View:
 
     @cached_property
     def prompt_groups(self) -> list[list[tuple[str, Column]]]:
-        """Return (kind of prompts, column) of each metric that was measured on several kinds."""
+        """Return (kind of prompts, column) of each metric that was measured on several kinds of prompts."""
         columns = {column.info.name: column for column in self.metrics}
         groups = metrics_by_prompts(self.results)
         return [[(prompts, columns[metric.name]) for prompts, metric in group] for group in groups]
 
 
 def parts_of(results: StudyResults) -> Iterator[tuple[StudyResults, list[Column], list[Row]]]:
-    """Yield the results at each resolution with their columns and other rows, from which a `View` is made.
+    """Yield the results at each resolution with their columns and other rows, which are the input of a `View`.
 
-    A metric has the same decimals at all resolutions.
+    A metric has the same number of decimals at all resolutions.
     """
     decimals = {metric.name: metric_decimals(results, metric.name) for metric in results.metrics}
     every = rows_of(results)

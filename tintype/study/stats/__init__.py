@@ -1,5 +1,7 @@
-"""Statistics of a study: cells, contrasts of cells, and their estimates. It imports numpy and scipy only.
+"""Compute the statistics of a study, which are cells, contrasts of cells, and estimates of contrasts. The package
+imports only numpy and scipy.
 
-Cells are the values of one metric by arm and seed. A contrast is a weighted sum of the means of arms. `estimate` gives
-its value and interval. Arm against baseline, control, trend, interaction, replication and proposal are contrasts.
+Cells are the values of one metric by arm and seed. A contrast is a weighted sum of the means of arms. `estimate`
+computes the value and the interval of a contrast. Contrasts include an arm against the baseline, the control, a trend,
+an interaction, a replication and a proposal.
 """

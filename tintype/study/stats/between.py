@@ -1,4 +1,5 @@
-"""Estimates of one contrast from several studies that share no runs: their mean, and how much the studies differ.
+"""Combine estimates of a contrast from several studies that share no runs into their mean and the heterogeneity of the
+studies.
 
 weight    w = 1 / (s² + τ²)                  s: the standard error of a study's estimate
 mean      m = Σ w y / Σ w
@@ -23,19 +24,19 @@ from tintype.study.stats.estimate import CONFIDENCE, Estimate
 
 @dataclass(frozen=True)
 class Between:
-    """The mean of several studies' estimates."""
+    """The mean of the estimates of several studies."""
 
     estimate: Estimate
     deviation: float
-    """τ, the deviation of the true contrast between studies; zero if the studies show none."""
+    """τ, the standard deviation of the true contrast between studies; zero if differences may be due to chance."""
     heterogeneity: float
     """Q."""
     p: float
-    """Probability that studies of one true contrast lie this far apart."""
+    """Probability that studies with the same true contrast differ by at least this much."""
 
 
 def between(studies: Sequence[Estimate], level: float = CONFIDENCE) -> Between | None:
-    """Return the mean of two or more estimates; None if one has no standard error."""
+    """Return the mean of two or more estimates; None if any of them has no standard error."""
     errors = np.array([one.error or math.nan for one in studies])
     if len(studies) < 2 or not np.isfinite(errors).all():
         return None

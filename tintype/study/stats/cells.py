@@ -1,4 +1,4 @@
-"""The values of one metric by arm and seed, on the scale on which they are compared."""
+"""Store the values of one metric by arm and seed, on the scale on which the values are compared."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from tintype.study.stats.spread import LEAST_FREEDOM, Spread, Variance, alike_fr
 Array = NDArray[np.float64]
 ScaleKind = Literal["raw", "log", "logit", "asinh", "ratio"]
 _LARGEST_LOG = 600.0
-"""Bound of a logarithm: an interval from two seeds can exceed the range of a float."""
+"""Bound on a logarithm, since an interval from two seeds can exceed the range of a float."""
 _ROUNDING = 1e-12
 PAD = 0.0005
-"""Continuity correction of a share counted in a thousand images: half of one image."""
+"""Continuity correction of a fraction that was counted in a thousand images, which is half of one image."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """The map from a metric's unit to the scale of comparison, and back.
+    """A map from a metric's unit to the scale of comparison, and its inverse.
 
     - raw: the values.
-    - log: distances and losses, whose spread grows with their size.
-    - logit: shares, with the continuity correction log((x + pad) / (1 + pad - x)). Outside of [0, 1] its tangent is
-      used, since a share corrected for chance can lie there.
-    - asinh: unbiased estimates of a distance, which can be below zero. asinh(x / unit) is linear within a unit of zero,
-      and logarithmic far from it.
-    - ratio: logarithms of ratios, which are reported unchanged.
+    - log: for distances and losses, whose spread grows with their size.
+    - logit: for fractions, with the continuity correction log((x + pad) / (1 + pad - x)). Outside of [0, 1], the scale
+      continues along its tangent, since a fraction that is corrected for chance can lie there.
+    - asinh: for unbiased estimates of a distance, which can be below zero. asinh(x / unit) is linear within a unit of
+      zero, and logarithmic far from it.
+    - ratio: for logarithms of ratios, which are reported unchanged.
     """
 
     kind: ScaleKind = "raw"
     unit: float = 1.0
-    """Unit of raw values (to prevent overflow of squares) and of asinh; for logit, the continuity correction."""
+    """Unit of raw values (which prevents overflow of squares) and of asinh; for logit, the continuity correction."""
 
     def place(self, value: float) -> float:
-        """Return a value on the scale."""
+        """Convert a value to the scale."""
         if self.kind == "raw":
             return value / self.unit
         if self.kind == "asinh":
@@ -52,7 +52,7 @@ class Scale:
         return math.log(value)
 
     def value(self, place: float) -> float:
-        """Return a value in the metric's unit."""
+        """Convert a value on the scale to the metric's unit."""
         if self.kind == "log":
             return math.exp(min(place, _LARGEST_LOG))
         if self.kind == "asinh":
@@ -66,11 +66,11 @@ class Scale:
 
     @property
     def _slope(self) -> float:
-        """Return the slope of logit at 0 and at 1."""
+        """Return the slope of the logit scale at 0 and at 1."""
         return (1 + 2 * self.unit) / (self.unit * (1 + self.unit))
 
     def difference(self, place: float, change: float) -> float:
-        """Return a change from a place in the metric's unit."""
+        """Convert a change from a place on the scale to the metric's unit."""
         if self.kind == "log":
             return math.exp(place) * math.expm1(min(change, _LARGEST_LOG))
         if self.kind in ("raw", "ratio"):
@@ -78,16 +78,18 @@ class Scale:
         return self.value(place + change) - self.value(place)
 
     def size(self, place: float, change: float) -> float:
-        """Return a change from a place in the metric's unit, up or down, whichever is larger."""
+        """Convert a change on the scale to the metric's unit; return the larger of the upward and downward sizes."""
         return max(abs(self.difference(place, change)), abs(self.difference(place, -change)))
 
     def margin(self, place: float, size: float) -> float:
-        """Return a difference of this size as a change; for a share up or down, whichever is smaller."""
+        """Convert a difference to a change on the scale; for a fraction, the smaller of the upward and downward
+        changes.
+        """
         up = self.change(place, size)
         return min(up, -self.change(place, -size)) if self.kind == "logit" else up
 
     def change(self, place: float, difference: float) -> float:
-        """Return the change from a place that is a difference in the metric's unit."""
+        """Convert a difference in the metric's unit to a change from a place on the scale."""
         if self.kind == "log":
             return math.log1p(difference / math.exp(place))
         if self.kind in ("raw", "ratio"):
@@ -99,9 +101,10 @@ RAW, LOG, RATIO = Scale(), Scale("log"), Scale("ratio")
 
 
 def scale_for(kind: ScaleKind, sets: Iterable[Sequence[float]], pad: float = PAD) -> Scale:
-    """Return the scale of a metric for these sets of values, one for each arm.
+    """Return the scale of a metric for these sets of values; each set belongs to an arm.
 
-    A logarithm needs positive values; others are compared raw. The unit of asinh is the median of the arms' deviations.
+    A logarithm needs positive values; sets with other values are compared raw. The unit of asinh is the median of the
+    arms' standard deviations.
     """
     known = [list(values) for values in sets]
     every = [value for values in known for value in values]
@@ -124,13 +127,16 @@ class Cells:
     values: Mapping[str, Mapping[int, float]]
     scale: Scale = RAW
     plans: Mapping[str, str] = field(default_factory=dict)
-    """The arm whose plan another arm has, by that arm: the control has the baseline's plan. Both share one spread."""
+    """For an arm that has the plan of another arm, the name of that other arm.
+
+    For example, the control has the baseline's plan. Both arms share one spread.
+    """
     blocks: Mapping[str, str] = field(default_factory=dict)
-    """The resolution of each arm, if there are several: arms of one resolution share their spread."""
+    """The resolution of each arm, if there are several; arms of the same resolution share their spread."""
     collapsed: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """Seeds of collapsed runs, which `values` leave out, by arm."""
+    """Seeds of collapsed runs by arm; these runs are not in `values`."""
     stored: int = 0
-    """Runs of the baseline that come from other studies."""
+    """Number of baseline runs that come from other studies."""
     alike: float = LEAST_FREEDOM
     """Degrees of freedom of the shared spread: see `spread.alike_freedom`."""
 
@@ -152,7 +158,7 @@ class Cells:
         return len(self.values.get(arm, ()))
 
     def without(self, seeds: Mapping[str, Iterable[int]]) -> Cells:
-        """Return the cells without these seeds of these arms."""
+        """Return the cells without the given seeds of the given arms."""
         out = {arm: set(some) for arm, some in seeds.items()}
         kept = {
             arm: {seed: value for seed, value in by_seed.items() if seed not in out.get(arm, ())}
@@ -161,7 +167,7 @@ class Cells:
         return replace(self, values=kept)
 
     def own(self, block: str) -> dict[str, Variance]:
-        """Return the variance of each plan of a block around the means of its arms; none for a plan with one run."""
+        """Return the variance of each plan in a block around its arms' means; plans with a single run are left out."""
         found: dict[str, list[Variance]] = {}
         for arm, by_seed in self.values.items():
             if len(by_seed) > 1 and self.block_of(arm) == block:
@@ -183,28 +189,28 @@ class Cells:
         return self.spreads[self.block_of(arm)].variances[self.plan_of(arm)]
 
     def residuals(self, arm: str, seeds: Iterable[int]) -> Array:
-        """Return the residuals of these seeds."""
+        """Return the residuals of the runs with these seeds."""
         values = np.array([self.values[arm][seed] for seed in seeds])
         found: Array = values - values.mean()
         return found
 
     def rounding(self, arms: Iterable[str]) -> float:
-        """Return the largest standard error between these arms that rounding alone can cause."""
+        """Return the largest standard error of a comparison of these arms that rounding alone can cause."""
         values = (abs(value) for arm in arms for value in self.values[arm].values())
         return _ROUNDING * max(0.0 if self.scale.kind == "raw" else 1.0, max(values, default=0.0))
 
 
 def rounding_of(values: Iterable[float], scale: float = 0.0) -> float:
-    """Return the largest standard error between these values that rounding alone can cause.
+    """Return the largest standard error of these values that rounding alone can cause.
 
-    `scale` is the size of the numbers from which the values were computed. For example, even a small logarithm has the
-    rounding error of its ratio.
+    `scale` is the magnitude of the numbers from which the values were computed. For example, even a logarithm near zero
+    has the rounding error of its ratio.
     """
     return _ROUNDING * max(scale, float(max(map(abs, values), default=0.0)))
 
 
 def with_alike(sheets: Mapping[str, Cells]) -> dict[str, Cells]:
-    """Return the cells of all metrics of a study, each with the freedom that all metrics give the shared spread."""
+    """Return the cells of all metrics; together, the metrics determine the degrees of freedom of the shared spread."""
     blocks = {cells.block_of(arm) for cells in sheets.values() for arm in cells.values}
     own = [cells.own(block) for cells in sheets.values() for block in blocks]
     freedom = alike_freedom(own, effective_count(list(sheets.values())))
@@ -212,7 +218,7 @@ def with_alike(sheets: Mapping[str, Cells]) -> dict[str, Cells]:
 
 
 def effective_count(sheets: Sequence[Cells]) -> float:
-    """Return M² over the sum of squared correlations between the residuals of M metrics."""
+    """Return the effective number of metrics: M² over the sum of squared correlations of M metrics' residuals."""
     seeds: dict[str, list[int]] = {}
     for arm in sorted(set.intersection(*(set(cells.values) for cells in sheets))):
         if shared := set.intersection(*(set(cells.values[arm]) for cells in sheets)):

@@ -1,4 +1,4 @@
-"""Contrasts: weighted sums of the means of arms. Each has a typed key."""
+"""Contrasts: weighted sums of the arms' means. Each contrast has a typed key."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ Kind = Literal["arm", "control", "between", "trend", "main effect", "interaction
 OF_ARMS: tuple[Kind, ...] = ("arm", "control")
 """Comparisons of one arm or the control with the baseline of its resolution."""
 OF_TWO: tuple[Kind, ...] = (*OF_ARMS, "between")
-"""Comparisons of two plans of one resolution: the above, and the declared comparisons of two arms."""
+"""Comparisons of two plans of one resolution: with the baseline, and declared comparisons of two arms."""
 
 
 class Key(NamedTuple):
     """The name of a comparison in a study."""
 
     arm: str
-    """The arm's name; for two arms both, for a main effect the factor, for an interaction its parts."""
+    """The arm's name. For two arms, both names; for a main effect, the factor; for an interaction, its parts."""
     metric: str
     resolution: str = ""
-    """Empty in a study of one resolution, and for a trend, which is over all."""
+    """The resolution; empty in a study with one resolution, and for a trend, which is over all resolutions."""
     kind: Kind = "arm"
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """A weighted sum of arms' means that is zero if nothing changed, and its reference."""
+    """A weighted sum of arms' means that is zero if the arms do not differ, and the reference of this sum."""
 
     weights: Mapping[str, float]
-    """By arm; the arm under test comes first."""
+    """Weights by arm; the arm under test comes first."""
     reference: Mapping[str, float]
-    """The weighted sum of means from which the contrast is a change."""
+    """Weights of the sum of means to which the contrast is a change."""
 
     def over_plans(self, cells: Cells) -> Contrast:
-        """Return the contrast with each arm's weight shared by all runs of its plan: the control has the baseline's
-        plan.
+        """Return the contrast with each arm's weight divided among all runs of its plan, since the control has the
+        baseline's plan.
 
-        Arms without runs have no share.
+        Arms without runs get no weight.
         """
 
         def shared(weights: Mapping[str, float]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The estimate of a contrast: its value, Student interval, power, and the value corrected for selection."""
+"""Estimate a contrast: its value, Student's t interval, power, and the value corrected for selection."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CONFIDENCE = 0.95
 POWER = 0.8
 MOST_SEEDS = 1_000
 FARTHEST = 5.0
-"""Standard errors up to which skewness widens an interval; farther out, the first-order expansion is not valid."""
+"""Number of standard errors up to which skewness widens an interval; beyond, the expansion is not valid."""
 _QUANTILES, _FEW_QUANTILES = 2_000, 200
 _GRID = 0.02
 
@@ -29,25 +29,26 @@ _GRID = 0.02
 class Estimate:
     """The value of a contrast on the scale of its cells, with its standard error and interval.
 
-    Error and freedom are None with one seed. An error that rounding alone could cause is zero: every seed differs by
-    the same amount, so the spread over seeds is not measurable. In both cases there is no interval and no p.
+    With one seed, the error and the degrees of freedom are None. An error that rounding alone could cause is set to
+    zero; then every seed differs by the same amount, so the spread over seeds is not measurable. In both cases, there
+    is no interval and no p.
     """
 
     value: float
     old: float
-    """The reference from which the contrast is a change."""
+    """The reference to which the contrast is a change."""
     level: float = CONFIDENCE
     """The confidence of the interval."""
     error: float | None = None
     freedom: float | None = None
     skewness: float = 0.0
-    """Skewness of the value over studies."""
+    """Skewness of the distribution of the value over repeated studies."""
     seeds: int = 1
     """Number of seeds of the plan with the fewest seeds."""
     correlation: float = 0.0
-    """Correlation over shared seeds that the error uses; zero without pairs."""
+    """Correlation over shared seeds, which the error takes into account; zero without pairs."""
     stands_out: tuple[str, ...] = ()
-    """Arms with a spread far above the others', whose variance therefore comes mostly from their own runs."""
+    """Arms with a spread far above the others', whose variances are therefore estimated mostly from their own runs."""
     left_out: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Seeds of collapsed runs, by arm."""
 
@@ -63,17 +64,17 @@ class Estimate:
         return self.value - down, self.value + up
 
     def _reach(self, t: float, error: float) -> tuple[float, float]:
-        """Return how far an interval of t standard errors reaches below and above the value.
+        """Return the distances by which an interval of t standard errors extends below and above the value.
 
-        If runs have a long upper tail, most means of few runs are too low. So the upper side is wider by the factor
-        1 + skewness t/3 (Johnson 1978, to first order). With a long lower tail the lower side is wider.
+        If runs have a long upper tail, most means of few runs are too low. So the upper side is widened by the factor 1
+        + skewness t/3 (Johnson 1978, to first order). With a long lower tail, the lower side is widened.
         """
         wide = 1 + abs(self.skewness) * min(t, FARTHEST) / 3
         return t * error * (wide if self.skewness < 0 else 1.0), t * error * (wide if self.skewness > 0 else 1.0)
 
     @property
     def p(self) -> float | None:
-        """Return one minus the confidence of the interval that ends at zero."""
+        """Return one minus the confidence of the interval whose end is at zero."""
         if not self.error or self.freedom is None:
             return None
         z, skewness = abs(self.value) / self.error, abs(self.skewness)
@@ -84,21 +85,21 @@ class Estimate:
 
     @property
     def detectable(self) -> float | None:
-        """Return the smallest true value found with a power of 80% at this error."""
+        """Return the smallest true value that is found with a power of 80% at this error."""
         if not self.error or self.freedom is None:
             return None
         return detectable_in_errors(self.freedom, self.level) * self.error
 
     @property
     def corrected(self) -> tuple[float, float, float] | None:
-        """Return the value with its 95% interval, given that it was reported because its interval excludes zero."""
+        """Correct a value that is reported because its interval excludes zero; return it with a 95% interval."""
         if not self.error or self.interval is None:
             return None
         reach = self.value - self.interval[0] if self.value > 0 else self.interval[1] - self.value
         return corrected_for_selection(self.value, self.error, reach)
 
     def says(self, margin: float) -> Literal["above", "below", "same", "undecided"]:
-        """Return the verdict of the interval on the contrast. Changes up to the margin count as *same*."""
+        """Return the verdict on the contrast from the interval. Differences up to the margin count as *same*."""
         assert self.interval is not None
         low, high = self.interval
         if -margin <= low and high <= margin:
@@ -108,7 +109,7 @@ class Estimate:
         return "above" if self.value > 0 else "below"
 
     def seeds_needed(self, margin: float) -> int | None:
-        """Return the seeds that would decide if nothing else changed; None if a thousand would not."""
+        """Return the number of seeds that would decide if nothing else changed; None if a thousand are too few."""
         error, freedom = self.error, self.freedom
         if not error or freedom is None:
             return None
@@ -125,9 +126,10 @@ class Estimate:
         return tried[place] if place < len(tried) else None
 
     def seeds_for_same(self, margin: float) -> int | None:
-        """Return the seeds with which the interval lies within the margin in 80% of studies without a difference.
+        """Return the number of seeds with which the interval lies within the margin in 80% of studies without a
+        difference.
 
-        At least the seeds of the estimate; None if a thousand are too few.
+        The result is at least the estimate's number of seeds; None if a thousand seeds are too few.
         """
         error, freedom = self.error, self.freedom
         if not error or freedom is None:
@@ -151,10 +153,10 @@ class Estimate:
 
 
 def estimate(cells: Cells, contrast: Contrast, level: float = CONFIDENCE) -> Estimate:
-    """Estimate a contrast of cells. Each arm has runs, and its weight is shared by all runs of its plan.
+    """Estimate a contrast from cells. Each arm has runs, and its weight is divided among all runs of its plan.
 
-    The squared standard error is the sum over plans of their variance times the sum of w² / n over their arms. It has
-    Satterthwaite's degrees of freedom.
+    The squared standard error is a sum over plans; each plan adds its variance times the sum of w² / n over its arms.
+    The standard error has Satterthwaite's degrees of freedom.
     """
     contrast = contrast.over_plans(cells)
     weights, seeds, parts = contrast.weights, dict[str, int](), dict[str, float]()
@@ -188,10 +190,11 @@ def estimate(cells: Cells, contrast: Contrast, level: float = CONFIDENCE) -> Est
 
 
 def planned_widening(seeds: int, arms: int, control: bool, confidence: float, stored: int = 0) -> float:
-    """Return by how much the measured skewness of normal runs widens an interval on average, in a planned study.
+    """Return the mean factor by which the measured skewness of normally distributed runs widens an interval, in a
+    planned study.
 
-    The measured skewness of N normal values has the standard deviation √(6 / N). In half of all studies it widens the
-    side of the interval that decides.
+    The measured skewness of N normal values has the standard deviation √(6 / N). In half of all studies, the skewness
+    widens the side of the interval that decides.
     """
     sets = 2 if control else 1
     error = planned_error(seeds, arms, control, stored)
@@ -202,15 +205,15 @@ def planned_widening(seeds: int, arms: int, control: bool, confidence: float, st
 
 
 def t_quantile(freedom: float, confidence: float) -> float:
-    """Return the half-width of a two-sided Student interval, in standard errors."""
+    """Return the half-width of a two-sided Student's t interval, in standard errors."""
     return float(special.stdtrit(freedom, (1 + confidence) / 2))
 
 
 def detectable_in_errors(freedom: float, confidence: float) -> float:
     """Return the true difference, in standard errors, that a two-sided t test finds with a power of 80%.
 
-    Satterthwaite's freedom is any real number, so the result is interpolated on a logarithmic grid, which can be
-    cached.
+    Satterthwaite's degrees of freedom can be any real number, so the result is interpolated on a logarithmic grid,
+    which can be cached.
     """
     if float(freedom).is_integer():
         return _solve_detectable(freedom, confidence)
@@ -227,24 +230,24 @@ def _solve_detectable(freedom: float, confidence: float) -> float:
 
 
 def t_power(shift: float, freedom: float, confidence: float) -> float:
-    """Return how often a t test finds a true difference of `shift` standard errors.
+    """Return the probability that a t test finds a true difference of `shift` standard errors.
 
-    Average the normal tails over the quantiles of the estimated error, since scipy's noncentral t fails for large
-    shifts.
+    Average the tails of the normal distribution over the quantiles of the estimated error, since scipy's noncentral t
+    fails for large shifts.
     """
     reach = t_quantile(freedom, confidence) * _estimated_errors(freedom)
     return float((special.ndtr(shift - reach) + special.ndtr(-shift - reach)).mean())
 
 
 def same_power(margin: float, freedom: float, confidence: float, quantiles: int = _QUANTILES) -> float:
-    """Return how often an interval lies within a margin, given in standard errors, if there is no difference."""
+    """Return the probability that an interval is within a margin (in standard errors) if there is no difference."""
     room = np.maximum(margin - t_quantile(freedom, confidence) * _estimated_errors(freedom, quantiles), 0.0)
     return float((2 * special.ndtr(room) - 1).mean())
 
 
 @lru_cache(maxsize=4096)
 def _estimated_errors(freedom: float, quantiles: int = _QUANTILES) -> Array:
-    """Return quantiles of the estimated standard error over the true one."""
+    """Return quantiles of the ratio of the estimated to the true standard error."""
     shares = (np.arange(quantiles) + 0.5) / quantiles
     found: Array = np.sqrt(2 * special.gammaincinv(freedom / 2, shares) / freedom)
     return found
@@ -253,10 +256,11 @@ def _estimated_errors(freedom: float, quantiles: int = _QUANTILES) -> Array:
 def corrected_for_selection(
     value: float, error: float, reach: float, confidence: float = CONFIDENCE
 ) -> tuple[float, float, float]:
-    """Return a difference and its interval, given that it was reported because its size exceeds `reach`.
+    """Return a corrected difference and its interval, given that the difference was reported because its size exceeds
+    `reach`.
 
-    Compute the mean and the quantiles of the conditional likelihood of Zhong and Prentice 2008 at a normal spread.
-    Differences that just pass come out too large on average, and far ones do not.
+    Compute the mean and the quantiles of the conditional likelihood of Zhong and Prentice 2008 under the normal
+    distribution. Differences slightly above `reach` are too large on average, and much larger differences are not.
     """
     z, limit = abs(value) / error, reach / error
     true = np.linspace(-4.0 - limit, z + 6.0, 2001)
@@ -270,7 +274,7 @@ def corrected_for_selection(
 
 
 def deviation_range(deviation: float, freedom: float, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Return the chi-square interval of a standard deviation with these degrees of freedom, at a normal spread."""
+    """Return the chi-square interval of a standard deviation of normal values with these degrees of freedom."""
     tails = special.chdtri(freedom, [(1 - confidence) / 2, (1 + confidence) / 2])
     low, high = deviation * np.sqrt(freedom / tails)
     return float(low), float(high)

@@ -1,12 +1,12 @@
-"""The family of a study's comparisons: the share of its error that each comparison, and each look, may spend.
+"""Divide a study's error among the family of its comparisons, and among its interim analyses (looks).
 
 A study makes many comparisons, and the chance of any false verdict in the whole study is at most 5%. The comparisons on
-the primary metrics share four fifths of that equally, those on all other metrics one fifth. The shares count the
-comparisons that the study planned, measured or not.
+the primary metrics share four fifths of this error equally, and those on all other metrics share one fifth. The shares
+depend on the comparisons that the study planned, whether measured or not.
 
-Reading a study's results, adding seeds and reading them again is a second chance for a false verdict. So each look has
-its own share of the error, and the shares of all looks sum to at most one. By Bonferroni's inequality, the error of the
-whole study then stays within 5%, however the looks depend on each other.
+Reading a study's results, adding seeds and reading the results again gives a second chance for a false verdict. So each
+interim analysis has its own share of the error, and all shares sum to at most one. By Bonferroni's inequality, the
+error of the whole study then stays within 5%, for any dependence between the interim analyses.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from tintype.study.stats.contrast import Key
 from tintype.study.stats.estimate import CONFIDENCE
 
 PRIMARY_SHARE = 0.8
-"""The part of the study's 5% that the comparisons on primary metrics share."""
+"""Fraction of the study's 5% error that the comparisons on primary metrics share."""
 FIRST_SHARE = 0.8
-"""Share of the error that the first look at a study with fixed seeds spends."""
+"""Fraction of the error that the first analysis of a study with fixed seeds spends."""
 
 
 UNSTABLE = 0.02
-"""Probability that a study calls any arm unstable although the arm's runs collapse no more often than the baseline's.
+"""Probability that a study calls any arm unstable although the arm's runs do not collapse more often than the
+baseline's.
 
 This error is in addition to the 5%.
 """
@@ -32,7 +33,7 @@ This error is in addition to the 5%.
 
 @dataclass(frozen=True)
 class Counts:
-    """Numbers of comparisons of a study, on its primary metrics and on all others."""
+    """Numbers of comparisons of a study, on its primary metrics and on all other metrics."""
 
     primary: int
     others: int
@@ -42,7 +43,7 @@ class Counts:
         return self.primary + self.others
 
     def weight(self, primary: bool) -> float:
-        """Return each comparison's share of the study's 5%; the same for all if there is one kind only."""
+        """Return each comparison's share of the study's 5% error; all are equal if there is one kind of metric."""
         share = PRIMARY_SHARE if primary else 1 - PRIMARY_SHARE
         return (share if self.primary and self.others else 1.0) / (self.primary if primary else self.others)
 
@@ -53,23 +54,26 @@ def counts_of(keys: Collection[Key], primary: Collection[str]) -> Counts:
 
 
 def weights_of(keys: Collection[Key], primary: Collection[str]) -> dict[Key, float]:
-    """Return each comparison's share of the study's 5%; the shares sum to one. The keys are all planned comparisons."""
+    """Return each comparison's share of the study's 5% error; the shares sum to one.
+
+    The keys are those of all planned comparisons.
+    """
     counts = counts_of(keys, primary)
     return {key: counts.weight(key.metric in primary) for key in keys}
 
 
 def confidence_of(weight: float) -> float:
-    """Return one minus the level of a comparison with this share of the study's 5%."""
+    """Return one minus the level of a comparison with this share of the study's 5% error."""
     return round(1 - (1 - CONFIDENCE) * weight, 12)
 
 
 def planned_shares(seeds: Sequence[int]) -> list[float]:
-    """Return the share of each planned look, in proportion to its seeds; they sum to one."""
+    """Return the share of each planned interim analysis, in proportion to its seeds; the shares sum to one."""
     return [count / sum(seeds) for count in seeds]
 
 
 def unplanned_shares(looks: int) -> list[float]:
-    """Return the share of each unplanned look: 80% of the error, then half of the rest."""
+    """Return the share of each unplanned analysis: 80% of the error first, then half of the remaining error each."""
     shares, left = list[float](), 1.0
     for number in range(looks):
         shares.append(FIRST_SHARE if number == 0 else left / 2)

@@ -1,17 +1,20 @@
-"""Pair runs of the same seed if this narrows the interval: with one seed, arm and baseline share much of their luck.
+"""Pair runs of the same seed if this narrows the interval, since an arm and the baseline with one seed share much of
+their randomness.
 
-The correlation of an arm's runs with baseline runs of the same seeds is estimated from residuals. So the difference of
-means does not decide whether pairs are used. The correlation of one metric is averaged with that of the arm's other
-metrics and shrunk to zero. Residuals a and b are in deviations of their plans, n is the number of pairs:
+The correlation of an arm's runs with baseline runs of the same seeds is estimated from residuals. So the choice to use
+pairs does not depend on the difference of means. The correlation in one metric is averaged with the correlation in the
+arm's other metrics, and shrunk towards zero. Residuals a and b are in units of their plans' standard deviations, and n
+is the number of pairs:
 
     own     ρ = 2 Σab / (Σa² + Σb²), and the same ratio of sums over the arm's other metrics
     prior   F = min(4, (n - 1)(M - 1)) degrees of freedom for the others, M the effective number of metrics;
             less if a metric's own correlation is lower than theirs
     shrunk  ρ* = ρ³ / (ρ² + (1 - ρ²)² / (n - 1 + F))
 
-The baseline's runs without a partner (the control's, stored ones) have the weight λ = N / (N + n) (1 - ρ* s_a / s_b) in
-its mean: ρ* = 0 is the estimate without pairs. Pairs are used only if they make the interval much narrower and the two
-spreads are similar. Using pairs more often would raise the rate of false verdicts (docs/statistics.md).
+Some baseline runs have no partner (runs of the control, and stored runs). They have the weight λ = N / (N + n) (1 - ρ*
+s_a / s_b) in the baseline's mean. With ρ* = 0, the result is the estimate without pairs. Pairs are used only if they
+make the interval much narrower and the two spreads are similar. Using pairs more often would raise the rate of false
+verdicts (docs/statistics.md).
 """
 
 from __future__ import annotations
@@ -26,13 +29,13 @@ from tintype.study.stats.contrast import against
 from tintype.study.stats.estimate import CONFIDENCE, Estimate, estimate, t_quantile
 
 FEWEST = 3
-"""Fewest pairs for a correlation."""
+"""Smallest number of pairs for a correlation."""
 PRIOR_FREEDOM = 4.0
-"""Weight of the other metrics' correlation beside a metric's own, in degrees of freedom."""
+"""Weight of the other metrics' correlation relative to a metric's own correlation, in degrees of freedom."""
 NARROWER = 0.6
-"""Pairs are used if the paired interval is narrower than this fraction of the unpaired one."""
+"""Pairs are used if the paired interval is narrower than this fraction of the unpaired interval."""
 ALIKE = 4 / 3
-"""Largest ratio of the two deviations for which pairs are used."""
+"""Largest ratio of the two standard deviations for which pairs are used."""
 _LARGEST = 0.999
 
 
@@ -42,7 +45,7 @@ class Correlation:
 
     value: float
     freedom: float
-    """n - 1 of the pairs, and the weight of the other metrics."""
+    """n - 1 for n pairs, plus the weight of the other metrics."""
     pairs: int
 
     @property
@@ -52,7 +55,7 @@ class Correlation:
 
 
 def correlations(sheets: Mapping[str, Cells], arm: str, baseline: str) -> dict[str, Correlation]:
-    """Return the correlation of an arm with the baseline in each of these metrics that has pairs."""
+    """Return the correlation of an arm with the baseline, for each of these metrics that has enough pairs."""
     products, squares, pairs = dict[str, float](), dict[str, float](), dict[str, int]()
     for metric, cells in sheets.items():
         seeds = [seed for seed in cells.values.get(arm, ()) if seed in cells.values.get(baseline, ())]

@@ -1,14 +1,15 @@
-"""The spread over seeds: each plan's own variance, shrunk towards the variance that all plans of a resolution share.
+"""Estimate the spread over seeds: each plan's own variance is shrunk towards a variance that all plans of a resolution
+share.
 
-A variance from three runs is very uncertain: if it is small by luck, the interval is too narrow. So each plan's
+A variance from three runs is very uncertain; if it is small by chance, the interval is too narrow. So each plan's
 variance v is averaged with a centre c, the median of the plans' variances (Smyth 2004, equation 4). The prior is fixed
-and the centre is robust, so a plan with a large spread does not widen the other plans' intervals.
+and the centre is robust, so a plan with a large spread does not widen the intervals of other plans.
 
     weight    w = min(1, c / v)            falls smoothly with how far a plan's own spread lies above the centre
     variance  (d w c + f v) / (d w + f)    f: the plan's own degrees of freedom, d = max(2, e)
     freedom   f + e w                      e: from 1 to 8, the more alike the plans' spreads are over all metrics
 
-Skewness is pooled over plans. It widens the side of an interval that the long tail hides (see `estimate`).
+Skewness is pooled over plans. The skewness widens the side of an interval that a long tail affects (see `estimate`).
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ import numpy as np
 from scipy import optimize, special
 
 CENTRE_WEIGHT = 2.0
-"""Least weight d of the centre in the average, in degrees of freedom."""
+"""Smallest weight d of the centre in the average, in degrees of freedom."""
 LEAST_FREEDOM, MOST_FREEDOM = 1.0, 8.0
-"""Bounds of e, the degrees of freedom that the centre adds to a plan's own."""
+"""Bounds of e, the degrees of freedom that the centre adds to a plan's own degrees of freedom."""
 DOUBT = 2.0
-"""Standard errors by which the measured heterogeneity of spreads is raised before e is computed, to be cautious."""
+"""As a precaution, the measured heterogeneity of spreads is raised by this many standard errors to compute e."""
 SKEW = 1.5
-"""Factor of the pooled skewness, since small samples underestimate it."""
+"""Factor on the pooled skewness, since small samples underestimate skewness."""
 STORED_FULL = 30
-"""With this many stored baseline runs the centre is well known: d and e are at least 4, and SKEW is 0.75.
+"""With this many stored baseline runs, the centre is well known; d and e are then at least 4, and SKEW is 0.75.
 
-With fewer, the three are interpolated.
+With fewer stored runs, these three values are interpolated.
 """
 STANDS_OUT = 0.16
-"""If the centre's weight is below this, reports call a plan's spread large: 2.5 times the centre's deviation."""
+"""Reports call a plan's spread large if it is 2.5 times the centre's, which gives the centre this weight."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Variance:
     value: float
     freedom: float
     weight: float = 1.0
-    """Weight of the centre in it, relative to a plan with an ordinary spread."""
+    """Weight of the centre in the variance, relative to a plan with an ordinary spread."""
 
     @property
     def stands_out(self) -> bool:
@@ -57,19 +58,20 @@ class Spread:
     """The spread of the runs at one resolution."""
 
     variances: Mapping[str, Variance]
-    """By plan; empty if no plan has two runs."""
+    """Variances by plan; empty if no plan has two runs."""
     freedom: float
-    """Degrees of freedom of all runs: variances that share a centre have no more together."""
+    """Degrees of freedom of all runs, which limit the degrees of freedom of variances that share a centre."""
     skewness: float = 0.0
-    """Pooled over the plans, with its factor."""
+    """Skewness pooled over the plans, with the factor applied."""
 
 
 def alike_freedom(metrics: Sequence[Mapping[str, Variance]], effective: float) -> float:
-    """Return e from how alike the plans' variances are, in these metrics, which are worth an `effective` number.
+    """Return e, computed from the similarity of the plans' variances in these metrics, which count as an `effective`
+    number of metrics.
 
-    With u = log v - ψ(f/2) + log(f/2), Q is the mean over metrics of Σ (u - mean)² / ψ'(f/2) / (plans - 1). It is 1 if
-    all spreads are equal. The excess of Q, raised by `DOUBT`, times the mean of ψ'(f/2) is the variance of the
-    logarithms of spreads. The result e solves ψ'(e/2) = this variance (Smyth 2004, section 6.2).
+    With u = log v - ψ(f/2) + log(f/2), Q is the mean over metrics of Σ (u - mean)² / ψ'(f/2) / (plans - 1). Q is about
+    1 if all spreads are equal. The variance of the logarithms of spreads is the excess of Q, raised by `DOUBT`, times
+    the mean of ψ'(f/2). The result e solves ψ'(e/2) = this variance (Smyth 2004, section 6.2).
     """
     ratios, noises, plans = list[float](), list[float](), 0
     for own in metrics:
@@ -96,9 +98,9 @@ def alike_freedom(metrics: Sequence[Mapping[str, Variance]], effective: float) -
 
 
 def spread_of(sets: Mapping[str, Sequence[Sequence[float]]], alike: float = LEAST_FREEDOM, stored: int = 0) -> Spread:
-    """Return the spread of these plans, each with the values of its arms.
+    """Return the spread of these plans; each plan has the values of its arms.
 
-    `alike` is e of `alike_freedom`. `stored` is the number of runs from other studies.
+    `alike` is the value e of `alike_freedom`. `stored` is the number of runs from other studies.
     """
     own = {plan: pool(_own_variance(values) for values in some if len(values) > 1) for plan, some in sets.items()}
     known = [one for one in own.values() if one.freedom]
@@ -136,7 +138,7 @@ def _centre(known: Sequence[Variance]) -> float:
 
 
 def skewness(sets: Mapping[str, Sequence[Sequence[float]]], variances: Mapping[str, Variance]) -> float:
-    """Return the skewness of the runs around the means of their arms, in deviations of their plans."""
+    """Return the skewness of the runs around the means of their arms, in units of their plans' standard deviations."""
     third = second = 0.0
     for plan, values in ((plan, values) for plan, some in sets.items() for values in some):
         count, scale, weight = len(values), math.sqrt(variances[plan].value), variances[plan].weight
@@ -156,14 +158,14 @@ def skewness(sets: Mapping[str, Sequence[Sequence[float]]], variances: Mapping[s
 
 
 def variance(values: Sequence[float]) -> float:
-    """Return the unbiased variance, in two passes. The one in `statistics` is exact and much slower."""
+    """Return the unbiased variance, computed in two passes. The function in `statistics` is exact but much slower."""
     mean = fmean(values)
     offsets = [value - mean for value in values]
     return math.fsum(offset * offset for offset in offsets) / (len(values) - 1)  # a power would raise on overflow
 
 
 def pool(variances: Iterable[Variance]) -> Variance:
-    """Return the mean variance, weighted by the degrees of freedom; zero without variances."""
+    """Return the mean of variances, weighted by their degrees of freedom; zero if there are none."""
     known = list(variances)
     freedom = math.fsum(one.freedom for one in known)
     total = math.fsum(one.freedom * one.value for one in known)
@@ -171,16 +173,17 @@ def pool(variances: Iterable[Variance]) -> Variance:
 
 
 def total_variance(parts: Sequence[Variance], most: float) -> Variance:
-    """Return the sum of variances with Satterthwaite's degrees of freedom, at most `most`."""
+    """Return the sum of variances, with Satterthwaite's degrees of freedom limited to `most`."""
     total = math.fsum(part.value for part in parts)
     weights = math.fsum(part.value**2 / part.freedom for part in parts if part.value)
     return Variance(total, min(total**2 / weights, most) if weights else most)
 
 
 def planned_error(seeds: int, arms: int, control: bool, stored: int = 0) -> Variance:
-    """Return the squared standard error of an arm's difference in a planned study if single runs have variance one.
+    """Return the squared standard error of an arm's difference in a planned study, for single runs with variance one.
 
-    `arms` does not count the control, whose runs count as the baseline's. So do the `stored` runs of other studies.
+    `arms` does not include the control, whose runs count as the baseline's. The `stored` runs of other studies also
+    count as the baseline's.
     """
     sets, beside = 2 if control else 1, max(stored - 1, 0)
     shared = LEAST_FREEDOM + 3 * min(1.0, stored / STORED_FULL)
