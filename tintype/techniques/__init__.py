@@ -1,6 +1,6 @@
-"""Techniques: one file per technique, and the table that lists them.
+"""Techniques: one file for each technique, and a table of all techniques.
 
-A new technique is a file, a line here, and a test.
+A new technique needs a file, a line in this table, and a test.
 """
 
 from dataclasses import replace
@@ -63,7 +63,7 @@ FILES = (
 
 
 class Techniques(Table[Technique]):
-    """Built-in techniques by name, then the techniques of plugins. The table sets each technique's name."""
+    """Built-in techniques by name, followed by the techniques of plugins. The table sets the name of each technique."""
 
     def __getitem__(self, name: str) -> Technique:
         found = super().__getitem__(name)

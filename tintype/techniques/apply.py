@@ -1,4 +1,4 @@
-"""Apply techniques to a Plan, and refuse changes that no arm may make."""
+"""Apply techniques to a Plan, and refuse changes that are not allowed in an arm."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from tintype.tokenizers.part import NONE_KNOWN, Known, TokenizerPart
 
 @dataclass(frozen=True)
 class Application:
-    """A technique with the options to apply it with."""
+    """A technique and the options with which it is applied."""
 
     technique: Technique
     options: Settings
     given: tuple[str, ...] = ()
-    """Dotted keys of the options that the user gave."""
+    """Dotted keys of the options that the user specified."""
 
     @classmethod
     def parse(cls, spec: str, known: Known = NONE_KNOWN) -> Application:
-        """Read `name` or `name:key=value,key=[value,value]`.
+        """Parse `name` or `name:key=value,key=[value,value]`.
 
-        Settings recorded in files that the options name are filled in.
+        Missing options are filled in with settings from files that the options name.
         """
         name, _, rest = spec.partition(":")
         if name not in TECHNIQUES:
@@ -48,10 +48,11 @@ class Application:
 def apply_techniques(
     plan: Plan, techniques: Sequence[str | Application], given: Sequence[str] = (), prefix: str | None = None
 ) -> Plan:
-    """Return the plan with techniques applied in turn. Each must change something, and only the seams that it declares.
+    """Return the plan after the techniques were applied in order. Each technique must change something, and may change
+    only the seams that it declares.
 
-    `given` are the user's own assignments, which no technique may overwrite. `prefix` comes before them in messages; by
-    default they are described as settings that the user gave.
+    `given` are the user's own assignments, which techniques must not overwrite. In messages, `prefix` comes before the
+    keys; by default, messages call them settings that the user gave.
     """
     applied: list[Technique] = []
     for one in techniques:
@@ -69,7 +70,7 @@ def apply_techniques(
 
 
 def _refuse_overwritten(assignment: str, prefix: str | None, technique: Technique, before: Plan, after: Plan) -> None:
-    """Refuse a technique that overwrites a key set by the user, unless it moves the value within its section."""
+    """Refuse a technique that overwrites a user's key, unless the technique moves the value within its section."""
     key, _, value = assignment.partition("=")
     old, new = settings_by_key(before), settings_by_key(after)
     for name in flat(read_yaml(value, key).data, key.strip()):
@@ -93,7 +94,7 @@ def _changes(plan: Plan, application: Application) -> Changes:
 
 
 def _refuse_both(first: Technique, second: Technique) -> None:
-    """Raise if two techniques hold one seam or setting, or add the same kind of part to a shared seam."""
+    """Raise if two techniques hold the same seam or setting, or add the same kind of part to a shared seam."""
     if first.seam != second.seam or first.setting != second.setting:
         return
     if first.seam not in SHARED_SEAMS:
@@ -107,7 +108,7 @@ def _refuse_both(first: Technique, second: Technique) -> None:
 
 
 def _checked(plan: Plan, applied: Sequence[Technique]) -> Plan:
-    """Validate the whole plan after all techniques, since a technique may need a setting that another one brings."""
+    """Validate the plan only after all techniques, since a technique may need a setting that another one sets."""
     try:
         return Plan(**dict(plan))
     except ValidationError as error:
@@ -123,7 +124,10 @@ def _reasons(error: ValidationError) -> str:
 
 
 def check_arm(what: str, before: Plan, after: Plan, declared: Set[str]) -> dict[str, Change]:
-    """Raise unless an arm changes something, and only in its declared seams. Every comparison relies on this."""
+    """Raise unless an arm changes something, and changes only its declared seams.
+
+    Every comparison relies on this check.
+    """
     changes = diff(before, after)
     if not changes:
         raise UserError(f"{what} changes nothing: the plan has these settings already")

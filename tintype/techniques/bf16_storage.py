@@ -1,7 +1,7 @@
 """bf16-storage: the trained weights and their moments are stored in bf16 instead of fp32.
 
-Small steps are lost: a step below about 1/256 of a weight is rounded away. `rounding=stochastic` and `rounding=kahan`
-are the two usual remedies. Weight averages and the weights of losses stay in fp32.
+Small steps are lost, since rounding removes a step below about 1/256 of a weight. `rounding=stochastic` and
+`rounding=kahan` are the two usual remedies. Weight averages and the weights of losses stay in fp32.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""caption-parts: random sentences and clauses of a caption are left out, different ones in every epoch.
+"""caption-parts: random sentences and clauses of a caption are left out, with a new choice in every epoch.
 
-A sentence or clause is kept with probability `keep`; if all n would be left out, one of them stays. So each is kept
-with probability keep + (1 - keep)^n / n.
+A sentence or clause is kept with probability `keep`; if all n would be left out, one of them is kept. So each sentence
+or clause is kept with probability keep + (1 - keep)^n / n.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""caption-truncation: captions are truncated after their first words, before the text encoder sees them.
+"""caption-truncation: captions are truncated after their first words, before the text encoder reads them.
 
 The encoder's own `max_tokens` also truncates captions, and reduces the number of token positions. This technique leaves
 `max_tokens` unchanged.

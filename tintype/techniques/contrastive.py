@@ -1,4 +1,4 @@
-"""contrastive: a sample's velocity is pushed away from the velocities of other captions (`losses/contrastive.py`)."""
+"""contrastive: a sample's velocity is pushed away from velocities for other captions (`losses/contrastive.py`)."""
 
 from tintype.losses.contrastive import ContrastiveSettings
 from tintype.techniques.technique import Technique

@@ -1,4 +1,4 @@
-"""dispersive: the samples of a micro-batch are pushed apart inside the denoiser (`losses/dispersive.py`)."""
+"""dispersive: samples of a micro-batch are pushed apart in the denoiser's features (`losses/dispersive.py`)."""
 
 from tintype.losses.dispersive import DispersiveOptions, DispersiveSettings
 from tintype.techniques.technique import Technique

@@ -1,4 +1,4 @@
-"""ema: keep an exponential average of the weights, and sample and score with it (`optim/ema.py`)."""
+"""ema: compute an exponential average of the weights, and use it for sampling and scoring (`optim/ema.py`)."""
 
 from tintype.optim.ema import EmaSettings
 from tintype.techniques.technique import Technique

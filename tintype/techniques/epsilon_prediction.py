@@ -1,4 +1,4 @@
-"""epsilon-prediction: predict the noise, and take the loss on velocities (`flow/epsilon_prediction.py`)."""
+"""epsilon-prediction: predict the noise, and compute the loss on velocities (`flow/epsilon_prediction.py`)."""
 
 from __future__ import annotations
 

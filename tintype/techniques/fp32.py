@@ -1,4 +1,7 @@
-"""fp32: store and compute everything in fp32, where the plan computes in bf16. Islands get their defaults."""
+"""fp32: store and compute everything in fp32 if the plan computes in bf16.
+
+Islands (operations with a separate precision) get their defaults.
+"""
 
 from tintype.settings import PrecisionSettings
 from tintype.techniques.technique import Technique

@@ -1,7 +1,7 @@
 """fp8: the linear layers of the blocks multiply in FP8, forward and backward, with their weights in fp32.
 
-This needs a GPU of compute capability 8.9 or above (Ada, Hopper). `tintype/model/fp8.py` describes the method.
-Modulation, first and last layers, text encoder and losses multiply in bf16 as before.
+FP8 needs a GPU of compute capability 8.9 or above (Ada, Hopper). `tintype/model/fp8.py` describes the method.
+Modulation, first and last layers, text encoder and losses still multiply in bf16.
 """
 
 from tintype.settings import PrecisionSettings

@@ -1,8 +1,8 @@
-"""haste: align a block's tokens and the attention of blocks with a frozen teacher's, then stop (arXiv 2505.16792).
+"""haste: align a block's tokens and attention maps with a frozen teacher's, then stop (arXiv 2505.16792).
 
-HASTE combines REPA (`losses/repa.py`) and attention alignment (`losses/attention.py`), with one teacher and one stop.
-Differs: the authors give the stop as a step; here the default is a share of the training. Each of the two losses runs
-the teacher separately.
+HASTE combines REPA (`losses/repa.py`) and attention alignment (`losses/attention.py`), with the same teacher and the
+same stop. Differs: the authors give the stop as a step; here the default is a fraction of the training. Each of the two
+losses runs the teacher separately.
 """
 
 from __future__ import annotations

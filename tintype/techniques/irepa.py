@@ -1,4 +1,4 @@
-"""irepa: alignment that emphasises the teacher's spatial structure (`losses/irepa.py`)."""
+"""irepa: align a block's tokens with a teacher, and emphasise its spatial structure (`losses/irepa.py`)."""
 
 from tintype.losses.irepa import IrepaOptions, IrepaSettings
 from tintype.techniques.technique import Technique

@@ -1,10 +1,11 @@
-"""jit-time: draw t from JiT's density, in its own time a logit-normal of mean -0.8 and std 0.8 (arXiv 2511.13720).
+"""jit-time: sample t from JiT's density, which is a logit-normal of mean -0.8 and std 0.8 in JiT's own time (arXiv
+2511.13720).
 
-In JiT t = 1 is data, and here it is noise. Exchanging t and 1 - t changes the sign before the logistic function. So the
-mean is +0.8 here: most samples are noisy.
+In JiT, t = 1 is the data; here, t = 1 is the noise. Exchanging t and 1 - t changes the sign before the logistic
+function. So the mean is +0.8 here, and most samples are noisy.
 
 JiT does not shift its times, so `time.shift` becomes 1 and `time.shift_by` none. The sampling grid is a separate
-decision and stays.
+decision and does not change.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """long-captions: the model reads full descriptions.
 
-This is the default; use it as an arm if the baseline reads others.
+This is the default; use it as an arm if the baseline reads other captions.
 """
 
 from tintype.data.captions import ColumnSettings

@@ -1,4 +1,4 @@
-"""loss-space: take the loss on the clean image or on the noise instead of on velocities (`flow/loss_space.py`)."""
+"""loss-space: compute the loss on the clean image or on the noise instead of on velocities (`flow/loss_space.py`)."""
 
 from tintype.flow.loss_space import LossSpaceSettings
 from tintype.techniques.technique import Technique

@@ -1,4 +1,4 @@
-"""min-snr: weight the error of x by min(SNR, γ), whatever the network predicts (`flow/min_snr.py`)."""
+"""min-snr: weight the error of x by min(SNR, γ), for every prediction type of the network (`flow/min_snr.py`)."""
 
 from tintype.flow.min_snr import MinSnrSettings
 from tintype.techniques.technique import Technique

@@ -1,4 +1,4 @@
-"""mixture: add other data sources to the plan's own data, each with a share of every batch.
+"""mixture: add other data sources to the plan's own data, each with a fixed share of every batch.
 
 The run is scored against the plan's own held-out images, so that arms with and without the mixture can be compared.
 """

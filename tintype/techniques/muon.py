@@ -1,6 +1,7 @@
-"""muon: Muon optimizes the 2-D weights of the blocks, the plan's own AdamW all other weights (arXiv 2502.16982).
+"""muon: Muon optimizes the 2-D weights of the blocks, and the plan's own AdamW optimizes all other weights (arXiv
+2502.16982).
 
-With `scaling=matched` a step has the size of AdamW's step, so the default learning rate is the plan's own.
+With `scaling=matched`, a step has the size of AdamW's step, so the default learning rate is the plan's own.
 """
 
 from __future__ import annotations

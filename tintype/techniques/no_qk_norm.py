@@ -1,6 +1,6 @@
-"""no-qk-norm: queries and keys enter the attention without a norm (the norm is that of arXiv 2302.05442).
+"""no-qk-norm: remove the norm of queries and keys before the attention (the norm is described in arXiv 2302.05442).
 
-This removes three vectors of the size of a head from each block.
+This change removes three vectors of the size of a head from each block.
 """
 
 from __future__ import annotations

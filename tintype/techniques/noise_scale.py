@@ -1,7 +1,8 @@
-"""noise-scale: noise with a standard deviation other than 1, as in JiT for large images and PRXPixel (`flow/path.py`).
+"""noise-scale: use noise with a standard deviation other than 1, as in JiT for large images and in PRXPixel
+(`flow/path.py`).
 
-x_t = (1 - t) x + t scale noise. At each t less signal is left, similar to a shift of t. Sampling starts from noise of
-the same standard deviation.
+x_t = (1 - t) x + t scale noise. At each t, less signal is left, which is similar to a shift of t. Sampling starts from
+noise with the same standard deviation.
 """
 
 from __future__ import annotations

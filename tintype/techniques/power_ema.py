@@ -1,6 +1,8 @@
-"""power-ema: keep power-function averages of the weights, from which any length can be computed after the run.
+"""power-ema: compute power-function averages of the weights, from which an average of any length can be computed after
+the run.
 
-`optim/power_ema.py` computes the averages. `train/reconstruct.py` stores snapshots of them and computes other lengths.
+`optim/power_ema.py` computes the averages. `train/reconstruct.py` stores snapshots of the averages and computes
+averages of other lengths.
 """
 
 from tintype.optim.power_ema import PowerEmaSettings

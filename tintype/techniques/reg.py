@@ -1,4 +1,5 @@
-"""reg: a frozen teacher's class token is denoised along with the image, and its patches are aligned.
+"""reg: denoise a frozen teacher's class token along with the image, and align the image's tokens with the teacher's
+patches.
 
 See `losses/class_token.py` and `losses/repa.py`.
 """
@@ -15,7 +16,7 @@ from tintype.techniques.technique import Changes, Technique
 
 
 class Options(RepaOptions):
-    """REPA's options, without a schedule: the class token is needed at every step."""
+    """The options of REPA without a schedule, since the class token is needed at every step."""
 
     class_weight: float = Field(0.03, gt=0, description="Weight of the class token; `weight` is for the alignment")
     class_width: int | None = Field(None, ge=1, description="Width of the class token; by default the teacher's")

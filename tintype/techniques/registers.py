@@ -1,7 +1,7 @@
-"""registers: learned tokens beside the image's tokens, dropped after the last block (arXiv 2309.16588).
+"""registers: add learned tokens to the image's tokens, and drop them after the last block (arXiv 2309.16588).
 
-Registers take part in attention and MLP like image tokens. Registers are never routed around blocks, and no loss sees
-them. Each register adds one vector of the denoiser's width to the weights.
+Registers take part in attention and MLP in the same way as image tokens. Registers pass through all blocks, and no loss
+uses them. Each register adds one vector of the denoiser's width to the weights.
 """
 
 from __future__ import annotations

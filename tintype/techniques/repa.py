@@ -1,4 +1,4 @@
-"""repa: a block's tokens, through a small projector, are aligned with a frozen teacher's tokens (`losses/repa.py`)."""
+"""repa: align a block's tokens, after a small projector, with a frozen teacher's tokens (`losses/repa.py`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tintype.techniques.technique import Technique
 
 
 class Options(RepaOptions, Scheduled):
-    """REPA's options, and a schedule of its weight."""
+    """The options of REPA, and a schedule of the loss weight."""
 
 
 TECHNIQUE = Technique(

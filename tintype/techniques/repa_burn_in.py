@@ -1,6 +1,6 @@
 """repa-burn-in: alignment with a teacher (arXiv 2410.06940) for the first part of training only.
 
-PRX's advice is to stop at about 200k steps, found by eye; HASTE (arXiv 2505.16792) also stops. After the stop the
+PRX recommends a stop at about 200k steps, chosen by eye; HASTE (arXiv 2505.16792) also stops. After the stop, the
 teacher is released from memory, and the projector no longer changes.
 """
 
@@ -30,7 +30,7 @@ class StoppedRepaOptions(RepaOptions):
         return self
 
     def schedule(self, plan: Plan, technique: str) -> Schedule:
-        """Return the schedule of the losses; refuse a schedule that is always on or always off."""
+        """Return the schedule of the losses; refuse a schedule that is never on or never off."""
         steps = plan.train.steps
         end = self.stop or round(self.share * steps)
         if end < 1:

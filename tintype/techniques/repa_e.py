@@ -1,11 +1,11 @@
 """repa-e: the tokenizer's autoencoder is trained together with the denoiser (arXiv 2504.10483).
 
-This is the end-to-end half of the paper. The other half, an alignment of the denoiser itself, is a separate alignment
-loss. If the plan has that loss, both share one projector, and its teacher and block are the defaults here. Otherwise
-repa-e trains a projector on the denoiser's tokens without changing the denoiser.
+This technique is the end-to-end half of the paper. The other half aligns the denoiser itself, and is a separate
+alignment loss. If the plan has an alignment loss, both use one projector, and the loss's teacher and block are the
+defaults here. Otherwise, repa-e trains a projector on the denoiser's tokens without changing the denoiser.
 
-Differs: the discriminator is an option, off by default, and begins untrained. The autoencoder and the discriminator use
-the plan's AdamW with their own learning rates.
+Differs: the discriminator is an option that is off by default, and it starts untrained. The autoencoder and the
+discriminator use the plan's AdamW with their own learning rates.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """resolution-aware: the time embedding also encodes the size of the latents (the vector form of PRX and diffusers).
 
-If all images have one size (no buckets, no stages), the encoded size is constant, and the model learns nothing about
-sizes.
+If all images have one size (no buckets, no stages), the encoded size is constant, and the model learns nothing from it.
 """
 
 from tintype.techniques.technique import Technique

@@ -1,9 +1,9 @@
 """resolution-stages: the first steps train on smaller images, the last steps on images of `data.size_px`.
 
-A smaller image is what a run of that size would see of the same record; the shapes of `data.buckets` are scaled down.
-By default a step has the same number of images in every stage, so early steps are cheaper by their missing tokens.
-`batches` sets other numbers. The order of records does not depend on the stage. Times are drawn as before, with the
-`time.shift` of the last stage.
+A smaller image of a record equals the image that a run with that size would use; the shapes of `data.buckets` are
+scaled down. By default, all stages have the same number of images per step, so early steps are cheaper because they
+have fewer tokens. `batches` sets other numbers of images. The order of records does not depend on the stage. Times are
+sampled as before, with the `time.shift` of the last stage.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""self-alignment: a block's tokens follow a later block of the weight average (`losses/self_alignment.py`)."""
+"""self-alignment: align a block's tokens with a later block of the averaged denoiser (`losses/self_alignment.py`)."""
 
 from tintype.losses.self_alignment import SelfAlignmentOptions, SelfAlignmentSettings
 from tintype.techniques.technique import Technique

@@ -1,7 +1,7 @@
-"""sft: a training stage that starts from the weights of another run, with its own data, learning rate and steps.
+"""sft: add a training stage that starts from the weights of another run, with separate data, learning rate and steps.
 
 The other run is a folder (`from=runs/base`) or another arm of the same study (`from=arm:NAME`, with the same seed). The
-optimizer and the weight average start fresh.
+optimizer and the weight average start from their initial state.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""shared-adaln: one modulation layer for all blocks, plus an offset per block (adaLN-single, arXiv 2310.00426).
+"""shared-adaln: use one modulation layer for all blocks, with an offset per block (adaLN-single, arXiv 2310.00426).
 
-PRX has one modulation layer per block, a quarter of its weights. By default the freed weights go to the MLPs, so that
-both arms have equally many weights.
+PRX has one modulation layer per block; together they have a quarter of its weights. By default, the MLPs become larger
+by the saved weights, so that both arms have the same number of weights.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def apply(plan: Plan, options: Options) -> Changes:
 
 
 def matched_ratio(model: ModelSettings) -> float:
-    """Return the MLP ratio that keeps the model's number of weights, rounded to the nearest inner width."""
+    """Return the MLP ratio that keeps the model's number of weights constant, rounded to the nearest inner width."""
     layer = 6 * model.width * (model.width + 1)
     freed = (model.depth - 1) * layer - model.depth * 6 * model.width
     multiple = FP8_MULTIPLE if model.hidden % FP8_MULTIPLE == 0 else 1

@@ -1,6 +1,7 @@
 """short-captions: the model reads a few words instead of the full description.
 
-In PRX's study this was the most harmful of all changes (FID 18.2 to 36.8), scored on long prompts only. Score on both.
+In PRX's study, short captions were the most harmful of all changes (FID 18.2 to 36.8), but were scored only on long
+prompts. Score on both.
 """
 
 from tintype.data.captions import ColumnSettings

@@ -1,4 +1,4 @@
-"""sprint: the middle blocks see a quarter of the tokens; a layer fuses the two streams (`flow/sprint.py`)."""
+"""sprint: the middle blocks process a quarter of the tokens; a layer fuses both streams (`flow/sprint.py`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""swiglu: the gate of the MLP is a SiLU instead of PRX's tanh-GELU (arXiv 2002.05202), with equally many weights."""
+"""swiglu: use a SiLU as the MLP's gate instead of PRX's tanh-GELU (arXiv 2002.05202), with equally many weights."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""synthetic-then-real: train on one source first, then on another, with a sudden or gradual change.
+"""synthetic-then-real: train first on one data source and then on another, with a sudden or gradual change.
 
 One of the two sources is the plan's own data.
 
-This is one run: the optimizer's state and the learning rate's schedule continue through the change.
+The technique makes a single run, so the optimizer's state and the learning rate's schedule continue through the change.
 """
 
 from __future__ import annotations

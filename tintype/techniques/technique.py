@@ -1,4 +1,4 @@
-"""The definition of a technique: a named function from one Plan to another, and the seams that it may change."""
+"""Define a technique, which is a named function from one Plan to another, with the seams that it may change."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tintype.plan import Plan
 from tintype.settings import Part, Settings
 
 Changes: TypeAlias = dict[str, object]
-"""Fields of the Plan with their new values."""
+"""Fields of the Plan, with their new values."""
 SHARED_SEAMS = frozenset({"losses"})
 """Seams with a list of parts, to which several techniques can add."""
 
@@ -21,17 +21,17 @@ class NoOptions(Settings):
 
 @dataclass(frozen=True)
 class Technique:
-    """A technique. `options` are the settings a user may give (`name:key=value`).
+    """A technique. `options` are the settings that a user may give (`name:key=value`).
 
     `apply` returns the changed fields of the Plan.
 
-    A seam can be held by one technique only, unless it is listed in `SHARED_SEAMS`. A technique with a `setting` holds
-    only that setting of its seam, so techniques for other settings of the seam can be combined with it. `also` are
-    other seams that the technique may adapt to its change. The technique does not hold the seams in `also`, so other
-    techniques may change them too. `part` is the kind of part that the technique adds to a shared seam. Without
-    `apply`, the options are that part, or the part of the technique's own seam; with a `setting`, the only option is
-    the setting's value. `trains` are the prefixes of the added parameters. `needs` are settings that the plan must
-    have, dotted key -> value. The part itself refuses plans without them.
+    Only one technique can hold a seam, unless the seam is listed in `SHARED_SEAMS`. A technique with a `setting` holds
+    only that setting of its seam, so other techniques can change other settings of the seam. `also` are other seams
+    that the technique may adapt to its change. The technique does not hold the seams in `also`, so other techniques may
+    change them too. `part` is the kind of the part that the technique adds to a shared seam. Without `apply`, the
+    options are this part, or the part at the technique's own seam. With a `setting`, the only option is the setting's
+    value. `trains` are name prefixes of the parameters that the technique adds. `needs` are settings that the plan must
+    have, as dotted key -> value. The part itself refuses plans without these settings.
     """
 
     seam: str
@@ -45,7 +45,7 @@ class Technique:
     trains: frozenset[str] = field(default_factory=frozenset)
     needs: Mapping[str, str] = field(default_factory=dict)
     name: str = ""
-    """Name of the technique's file with `-` for `_`, set by the table of techniques."""
+    """Name of the technique's file, with `-` for `_`; the table of techniques sets it."""
 
     def changes(self, plan: Plan, options: Settings) -> Changes:
         """Return the changed fields of the Plan."""

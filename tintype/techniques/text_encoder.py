@@ -1,6 +1,6 @@
 """text-encoder: another text encoder reads the captions, for example a published frozen encoder.
 
-Only the denoiser's first layer on texts changes, which depends on the encoder's width.
+In the denoiser, only the first layer on texts changes, since its size depends on the encoder's width.
 """
 
 from __future__ import annotations

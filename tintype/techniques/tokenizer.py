@@ -1,8 +1,8 @@
 """tokenizer: the denoiser works on the latents of another autoencoder, or on pixels.
 
-The grid of tokens stays: `model.patch` changes with the stride, so that a token covers the same pixels. So the
-denoiser's cost only changes in its first and last layer. If no patch size can do that, the technique is refused, since
-more or fewer tokens are a change of their own. `patch` is for users who want both changes.
+The grid of tokens does not change, because `model.patch` changes with the stride and a token covers the same pixels. So
+the denoiser's cost only changes in its first and last layer. If no patch size makes this possible, the technique is
+refused, since a different number of tokens is a separate change. `patch` is for users who want both changes.
 """
 
 from __future__ import annotations

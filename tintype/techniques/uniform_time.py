@@ -1,4 +1,4 @@
-"""uniform-time: draw t uniformly, like SiT and REPA, instead of from the baseline's density."""
+"""uniform-time: sample t uniformly, like SiT and REPA, instead of from the baseline's density."""
 
 from tintype.flow.time_density import UniformTime
 from tintype.techniques.technique import Technique

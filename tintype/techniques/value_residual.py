@@ -1,7 +1,7 @@
-"""value-residual: the first block's values are mixed into the values of all later blocks (arXiv 2410.17897).
+"""value-residual: mix the first block's values into the values of all later blocks (arXiv 2410.17897).
 
-In the paper's learnable form, v = a v_first + b v_own for the image tokens. Every block but the first trains its own a
-and b from 0.5. Values of the text are not mixed.
+The technique uses the paper's learnable form, v = a v_first + b v_own, for the image tokens. Every block except the
+first trains its own a and b, starting at 0.5. Values of the text are not mixed.
 """
 
 from __future__ import annotations

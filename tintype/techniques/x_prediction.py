@@ -1,4 +1,4 @@
-"""x-prediction: the network predicts the clean image, and the loss is taken on velocities (`flow/x_prediction.py`)."""
+"""x-prediction: predict the clean image, and compute the loss on velocities (`flow/x_prediction.py`)."""
 
 from __future__ import annotations
 

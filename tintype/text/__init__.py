@@ -23,7 +23,7 @@ PARTS: OpenKinds[TextPart] = OpenKinds(
 
 
 TextChoice = Annotated[TextPart, OneOf(PARTS, "words"), BeforeValidator(kind_alone)]
-"""Any text encoder, as a user writes it: `{kind: t5gemma, weights: FOLDER}`, or a kind alone.
+"""Any text encoder in the notation of a plan file, such as `{kind: t5gemma, weights: FOLDER}`, or only a kind.
 
-Without a kind, the encoder is `words`, as in older plans.
+Without a kind, the encoder is `words`, as in plans of earlier versions.
 """

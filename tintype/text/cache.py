@@ -1,13 +1,14 @@
-"""Token states of captions by a frozen text encoder, cached on disk by the caption's text.
+"""Cache the token states that a frozen text encoder computes for captions on disk, by the caption's text.
 
-States are stored without padding, in the type in which they were computed. So training gives the same result with the
-cache as without it. On a CPU the result is the same to the last bit.
+States are stored without padding, in the dtype in which they were computed. So training gives the same result with the
+cache as without it. On a CPU, the result is identical to the last bit.
 
-On a GPU, captions are encoded in batches of a fixed number of rows. A GPU rounds differently for another number of
-rows. With a fixed number, a cached state does not depend on how many other captions were missing from the cache.
+On a GPU, captions are encoded in batches of a fixed number of rows. A GPU rounds differently for a different number of
+rows. With a fixed number of rows, a cached state does not depend on how many other captions were missing from the
+cache.
 
-The folder's name is a hash of everything that determines the states. Any change of these starts a new folder. All ranks
-of a run and all arms of a study share the cache.
+The folder's name is a hash of all settings and weights that determine the states. If any of them changes, a new folder
+is used. All ranks of a run and all arms of a study share the cache.
 
 T: tokens of all captions. C: width of the encoder.
 """
@@ -32,9 +33,9 @@ from tintype.text.packing import Packed, alone, evenly, spread
 HEADER_NAME = "text.json"
 FORMAT = 1
 _AT_ONCE = 256
-"""Number of captions that are encoded before they are written."""
+"""Number of captions that are encoded before their states are written."""
 _PLACE_BYTES = 7
-"""Number of leading bytes of a key. Their value is the key's position in the lock file.
+"""Number of leading bytes of a key. The value of these bytes is the key's position in the lock file.
 
 Keys with the same position share a lock.
 """
@@ -53,7 +54,7 @@ class CachedText:
             "compute": settings.compute,
             "device": encoder.device.type,
         }
-        """Everything that determines an embedding, except the text."""
+        """All settings that determine an embedding, except the text."""
         stamp = stamp_of(self._made_of)
         self.dim, self.identity = encoder.dim, encoder.identity
         self.folder = cache_folder() / "text" / stamp.hex()[:32]
@@ -74,7 +75,7 @@ class CachedText:
     def fill(self, captions: Sequence[str]) -> int:
         """Encode the missing captions, and return how many this process encoded.
 
-        Processes that miss the same captions share the work.
+        Processes that need the same captions share the work.
         """
         text_of = {_key(caption): caption for caption in captions}
         return self._work.do(

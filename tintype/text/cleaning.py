@@ -1,9 +1,9 @@
-"""Clean captions from the web: remove markup and web addresses, and keep the words.
+"""Clean captions from the web by removing markup and web addresses, but no words.
 
 Differs: PixArt, DeepFloyd and PRX also lower-case captions, and drop punctuation and Chinese, Japanese and Korean
-characters. This loses information for encoders that read capitals, commas and other languages, so it is not the
-default. A model that was trained on such captions needs prompts that are cleaned in the same way. `prx` and `prx-pixel`
-clean as diffusers' PRX pipelines do.
+characters. Such cleaning loses information for encoders that read capitals, commas and other languages, so it is not
+the default. A model that was trained on such captions needs prompts that are cleaned in the same way. `prx` and
+`prx-pixel` clean in the same way as diffusers' PRX pipelines.
 """
 
 from __future__ import annotations
@@ -20,14 +20,20 @@ from tintype.pretrained.packages import optional_package
 from tintype.text.prx_rules import clean_as_prx
 
 VERSION = 1
-"""Version of the cleaning rules. It is part of the identity of an encoder that cleans. Change it with the rules."""
+"""Version of the cleaning rules.
+
+The version is part of the identity of an encoder that cleans captions. Change the version when the rules change.
+"""
 
 Cleaning = Literal[False, True, "prx", "prx-pixel"]
 """False: no cleaning. True: `clean`. `prx`, `prx-pixel`: the rules of diffusers' PRXPipeline and PRXPixelPipeline."""
 _PROBE = """ "The RED-ball_of my-cute_cat": caf\u00c3\u00a9 &amp;quot;x&quot; <b>A</b> @me #123 #12345 1234567 \u7ea2
 https://example.org/a_b \u2014 example.com/x.png 10.0.0.1 jc6640 jc6640vc 66vc23 free shipping page 3 3x4 ...
 click on this (a) [b] {c} |d| *e* free download jpg image a1b2c3d .x : y,z 50%+off 7:45 """
-"""A text on which every rule acts. Its cleaned form identifies the rules, including those of the installed ftfy."""
+"""A test text that is changed by every rule.
+
+The cleaned test text identifies the rules, including the rules of the installed ftfy.
+"""
 
 _TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
 _MARKUP = re.compile(rf"<!--.*?-->|{_TAG.pattern}", re.DOTALL)
@@ -54,13 +60,13 @@ def _unescaped(text: str) -> str:
 
 
 def _without_tags(text: str) -> str:
-    """Replace tags and comments by spaces. Comments are not searched for after the last `-->`, to save time."""
+    """Replace tags and comments with spaces. Comments are not searched for after the last `-->`, to save time."""
     last = text.rfind("-->") + 3 if "-->" in text else 0
     return _MARKUP.sub(" ", text[:last]) + _TAG.sub(" ", text[last:])
 
 
 def cleaner(cleaning: Cleaning) -> Callable[[str], str]:
-    """Return the function that cleans captions by this setting."""
+    """Return the function that cleans captions according to this setting."""
     if cleaning is False:
         return str
     if cleaning is True:
@@ -76,7 +82,7 @@ def cleaner(cleaning: Cleaning) -> Callable[[str], str]:
 
 
 def identity(cleaning: Cleaning) -> int | list[str] | None:
-    """Return the values that identify the cleaning's rules. They are part of an encoder's identity."""
+    """Return the values that identify the cleaning rules. These values are part of an encoder's identity."""
     if isinstance(cleaning, bool):
         return VERSION if cleaning else None
     return [cleaning, hashlib.sha256(cleaner(cleaning)(_PROBE).encode()).hexdigest()]

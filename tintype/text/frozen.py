@@ -1,8 +1,8 @@
 """Frozen text encoders from transformers, which encode captions to token states.
 
-The states come from the last layer after its norm, or from an earlier layer. They are computed in fixed arithmetic, and
-a hash identifies everything that determines them. As in PRX, captions get no chat template and no instruction. The
-empty caption has at least one token with any tokenizer.
+The states come from the last layer after its norm, or from an earlier layer. States are computed in fixed arithmetic,
+and a hash identifies everything that determines the states. As in PRX, captions get no chat template and no
+instruction. The empty caption has at least one token with any tokenizer.
 
 B: captions that are encoded together. L: tokens. C: width of the encoder. T: tokens of all captions.
 """
@@ -36,7 +36,7 @@ from tintype.text.part import TextPart
 from tintype.wording import setting
 
 _PROBES = ("A RED ball, 3.5 m off — naïve\tcafé's", "a ball on grass " * 500, "")
-"""Texts whose tokens show how a tokenizer treats case, accents, special tokens and truncation."""
+"""Test texts whose tokens show how a tokenizer treats case, accents, special tokens and truncation."""
 _MOST_CUT = 1 << 17
 """Largest number of truncated captions in the cache. Captions are cached since they repeat in every epoch."""
 _LONG = "one red ball and two blue cubes on the grass " * 200
@@ -94,7 +94,7 @@ class FrozenTextPart(PretrainedPart, TextPart):
         transformers_package()
 
     def network(self) -> Untyped:
-        """Load only the text tower of the checkpoint."""
+        """Load only the text tower from the checkpoint."""
         model = self.checkpoint.model(self.model_types, dtype=self.dtype)
         tower = self.towers.get(model.config.model_type)
         return getattr(model, tower) if tower else model
@@ -105,7 +105,7 @@ class FrozenTextPart(PretrainedPart, TextPart):
 
 @dataclass(frozen=True)
 class EncodedCaptions:
-    """Token states of captions on the device, in the type in which they were computed, to make batches of."""
+    """Token states of captions on the device, from which batches are made, in the dtype in which they were computed."""
 
     packed: Packed
     place: Mapping[str, int]
@@ -155,13 +155,13 @@ class FrozenTextEncoder:
         return self.encode_all(captions).batch(captions)
 
     def encode_all(self, captions: Sequence[str]) -> EncodedCaptions:
-        """Encode each distinct caption once, since captions repeat, above all the null caption."""
+        """Encode each distinct caption once, since captions repeat, especially the null caption."""
         place = {caption: index for index, caption in enumerate(dict.fromkeys(captions))}
         packed = self.packed(list(place), alone if self.device.type == "cpu" else by_length)
         return EncodedCaptions(packed, place, self.settings.max_tokens, self.device)
 
     def packed(self, captions: Sequence[str], grouping: Grouping) -> Packed:
-        """Return the captions' token states on the device, without padding, in the type in which they are computed."""
+        """Return the captions' token states on the device, without padding, in the dtype in which they are computed."""
         ids = self.token_ids(captions)
         lengths = [len(one) for one in ids]
         starts, states, total = [0] * len(ids), [], 0
@@ -179,7 +179,10 @@ class FrozenTextEncoder:
         return [self._cut(caption, max_tokens) for caption in captions]
 
     def _beginning(self, caption: str, max_tokens: int) -> str:
-        """Truncate a caption to `max_tokens` tokens. Letters are dropped from its end, also within a word."""
+        """Truncate a caption to `max_tokens` tokens.
+
+        Letters are dropped from the end of the caption, even within a word.
+        """
         (text,) = self._read([caption])
         if not self._is_longer(text, max_tokens):
             return caption
@@ -199,13 +202,16 @@ class FrozenTextEncoder:
         return len(self.token_ids([text], max_tokens + 1)[0]) > max_tokens
 
     def token_ids(self, captions: Sequence[str], max_tokens: int | None = None) -> list[list[int]]:
-        """Return the token ids of each caption, truncated to `max_tokens`, which the settings give by default."""
+        """Return the token ids of each caption, truncated to `max_tokens`; the default comes from the settings."""
         most = max_tokens or self.settings.max_tokens
         found = self.tokenizer(self._read(captions), truncation=True, max_length=most)["input_ids"]
         return [list(ids) or [self._nothing] for ids in found]
 
     def _read(self, captions: Sequence[str]) -> list[str]:
-        """Return the cleaned captions in the form that the tokenizer gets. Invalid Unicode characters are replaced."""
+        """Return the cleaned captions in the form that the tokenizer expects.
+
+        Invalid Unicode characters are replaced.
+        """
         return [self._clean(caption).encode("utf-8", "replace").decode() for caption in captions]
 
     def _states(self, ids: Sequence[Sequence[int]], length: int, rows: int) -> Tensor:
@@ -256,7 +262,10 @@ class FrozenTextEncoder:
         return value
 
     def _some_token(self, *ids: int | None) -> int:
-        """Return the first id that is not None. It is the token for padding, or for a caption without tokens."""
+        """Return the first id that is not None.
+
+        The returned token is used for padding, and for a caption without tokens.
+        """
         for found in ids:
             if found is not None:
                 return int(found)
@@ -265,7 +274,7 @@ class FrozenTextEncoder:
         )
 
     def identity_at(self, max_tokens: int) -> str:
-        """Return the SHA-256 over the weights in their compute type, the tokenizer, and the relevant settings."""
+        """Return the SHA-256 over the weights in their compute dtype, the tokenizer, and the relevant settings."""
         settings = self.settings
         vocabulary = hashlib.sha256(json.dumps(sorted(self.tokenizer.get_vocab().items())).encode()).hexdigest()
         content = [
@@ -281,4 +290,7 @@ class FrozenTextEncoder:
 
 
 POOLERS = frozenset({"pooler"})
-"""Modules that only read the token states, and whose output is not used. Checkpoints often lack their weights."""
+"""Modules that process only the token states, and whose output is not used.
+
+Checkpoints often lack the weights of these modules.
+"""

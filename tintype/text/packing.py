@@ -1,8 +1,8 @@
-"""Token states of captions without padding, and batches made of them.
+"""Store token states of captions without padding, and make batches of them.
 
 A group is a set of captions of similar length that the text encoder encodes together. The denoiser gets every batch
-padded with zeros to one length, which its attention masks out. So the denoiser is compiled once, and its result for a
-sample does not depend on the other captions in the batch.
+padded with zeros to a fixed length, and its attention masks the padding. So the denoiser is compiled once, and its
+result for a sample does not depend on the other captions in the batch.
 
 B: captions of a batch. L: tokens of each caption that the denoiser reads. T: tokens of all captions. C: width of the
 encoder.
@@ -28,7 +28,7 @@ _EVEN = 32
 
 @dataclass(frozen=True)
 class Group:
-    """Captions that are encoded together, padded to one length, as indices into a list.
+    """Captions that are encoded together and padded to one length, as indices into a list.
 
     If there are more rows than captions, the extra rows repeat the last caption.
     """
@@ -39,23 +39,30 @@ class Group:
 
 
 Grouping = Callable[[Sequence[int]], list[Group]]
-"""Maps the lengths of captions to groups; each caption is in one group."""
+"""Assigns captions of given lengths to groups; each caption is in one group."""
 
 
 def alone(lengths: Sequence[int]) -> list[Group]:
-    """Make one group per caption, without padding. A caption's states then depend only on this caption, bit for bit."""
+    """Make one group per caption, without padding.
+
+    The states of a caption then depend only on this caption, bit for bit.
+    """
     return [Group((place,), length, 1) for place, length in enumerate(lengths)]
 
 
 def by_length(lengths: Sequence[int]) -> list[Group]:
-    """Group captions of similar length. This makes few groups with little padding, for states that are not cached."""
+    """Group captions of similar length.
+
+    This function makes few groups with little padding, for states that are not cached.
+    """
     return [Group(some, length, len(some)) for some, length in _chunks(lengths, lambda n: max(1, MOST_TOKENS // n))]
 
 
 def evenly(lengths: Sequence[int]) -> list[Group]:
     """Make groups that all have the same number of rows.
 
-    A GPU's rounding depends on the number of rows. Cached states must not depend on the number of captions in a group.
+    A GPU's rounding depends on the number of rows. With an equal number of rows, cached states do not depend on the
+    number of captions in a group.
     """
     return [Group(some, length, _EVEN) for some, length in _chunks(lengths, lambda n: _EVEN)]
 
@@ -75,7 +82,7 @@ def _chunks(lengths: Sequence[int], most: Callable[[int], int]) -> list[tuple[tu
 class Packed:
     """Token states of several captions in one tensor, with each caption's start and length.
 
-    There may be gaps between captions.
+    Gaps between captions are allowed.
     """
 
     token_TC: Tensor

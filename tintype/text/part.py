@@ -27,12 +27,15 @@ class TextPart(Part):
         )
 
     def limits(self) -> list[str]:
-        """Return one sentence for each limit that this encoder sets for a model's prompts."""
+        """Return one sentence for each limitation of a model's prompts that this encoder causes."""
         return []
 
     def check_packages(self) -> None:
         """Raise if the encoder's package is not installed, without loading weights."""
 
     def build(self, device: torch.device) -> TextEncoder:
-        """Build the encoder. A frozen encoder is loaded onto the device; a trained one moves there with the model."""
+        """Build the encoder.
+
+        A frozen encoder is loaded onto the device; a trained encoder moves to the device together with the model.
+        """
         raise NotImplementedError

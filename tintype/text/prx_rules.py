@@ -1,8 +1,8 @@
 """The rules by which diffusers' PRXPipeline cleans a prompt, in the order of the pipeline.
 
 PRX adopted DeepFloyd's rules (`deepfloyd_if/modules/t5.py`). Differs: PRX's training code also straightens curly quotes
-first, and strips white space once more before the last rules. diffusers does neither, and this module follows
-diffusers, since prompts pass through its pipeline.
+first, and strips white space once more before the last rules. diffusers has neither rule, and this module follows
+diffusers, since prompts pass through the pipeline of diffusers.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ _BEFORE = _rules(
     (r"[#®•©™&@·º½¾¿¡§~)(\]\[}{|\\/*]+", " "),
     (r"\s+\.\s+", " "),
 )
-"""Rules for the lower-cased text, before broken letters and HTML entities are repaired."""
+"""Rules for the lower-cased text, which run before broken letters and HTML entities are repaired."""
 _JOINTS = re.compile("[-_]")
 _MOST_JOINTS = 3
-"""A text with more dashes and underscores than this counts as a file name, and they become spaces."""
+"""If a text has more dashes and underscores than this, it counts as a file name, and they become spaces."""
 _AFTER = _rules(
     (r"\b[a-zA-Z]{1,3}\d{3,15}\b", ""),  # jc6640
     (r"\b[a-zA-Z]+\d+[a-zA-Z]+\b", ""),  # jc6640vc
@@ -71,7 +71,7 @@ _AFTER = _rules(
     (r"['_,\-:+]$", ""),
     (r"^\.\S+$", ""),
 )
-"""Rules for the text after broken letters and HTML entities are repaired."""
+"""Rules for the text, which run after broken letters and HTML entities are repaired."""
 
 
 def clean_as_prx(caption: str, repair: Callable[[str], str]) -> str:

@@ -1,4 +1,4 @@
-"""The kinds of frozen text encoders, and how the text tower is extracted from each checkpoint."""
+"""Define the kinds of frozen text encoders, and how the text tower is extracted from each checkpoint."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class T5GemmaSettings(FrozenTextPart):
     def network(self) -> Untyped:
         """Load the encoder.
 
-        The config of a full T5Gemma holds a config of the encoder and one of the decoder. The config of an encoder that
-        was saved alone may have this form or hold only the encoder's values. The attention limits its scores by a soft
-        cap, which only the `eager` implementation computes in all versions of transformers.
+        The config of a full T5Gemma contains a config of the encoder and a config of the decoder. The config of an
+        encoder that was saved alone may have the same form, or contain only the encoder's values. The attention limits
+        its scores by a soft cap; in all versions of transformers, only the `eager` implementation computes it.
         """
         config = self.checkpoint.config()
         if config.model_type == _T5GEMMA and "T5GemmaEncoder" in (config.architectures or ()):
@@ -75,10 +75,11 @@ class Qwen3VlSettings(FrozenTextPart):
 
 
 class Qwen3VlEmbeddingSettings(Qwen3VlSettings):
-    """Settings of Qwen3-VL trained for embeddings, used as in PRX: all token states, no instruction around a caption.
+    """Settings of Qwen3-VL trained for embeddings, used as in PRX, with all token states and without an instruction
+    around a caption.
 
     PRX's config calls the model's attention bidirectional. But PRX loads the class of transformers, whose attention is
-    causal. This encoder does the same.
+    causal, and so does this encoder.
     """
 
     kind: Literal["qwen3-vl-embedding"] = "qwen3-vl-embedding"  # type: ignore[assignment]
@@ -88,7 +89,7 @@ class Qwen3VlEmbeddingSettings(Qwen3VlSettings):
 
 
 class ClipSettings(FrozenTextPart):
-    """Settings of the text tower of CLIP: the states of all tokens, not the pooled state.
+    """Settings of the text tower of CLIP, which returns the states of all tokens instead of the pooled state.
 
     Stable Diffusion 2 and XL use `skip_layers` 1.
     """
@@ -114,7 +115,7 @@ class MiniLmSettings(FrozenTextPart):
 
 
 class TransformersSettings(FrozenTextPart):
-    """Settings of any text model of transformers. Of an encoder-decoder model, the encoder is used."""
+    """Settings of any text model of transformers. For an encoder-decoder model, only the encoder is used."""
 
     kind: Literal["transformers"] = "transformers"
 

@@ -1,8 +1,8 @@
 """`words`: a small text encoder that is trained with the denoiser and needs no download.
 
-Words are hashed into buckets, so no vocabulary file is needed and any text can be encoded. The hash has a salt. It was
-chosen so that all words in the captions of tintype's scenes fall into different buckets, for 1024, 2048 and 4096
-buckets.
+Words are hashed into buckets, so no vocabulary file is needed and any text can be encoded. The hash has a salt. The
+salt was chosen so that all words in the captions of tintype's scenes fall into different buckets, for 1024, 2048 and
+4096 buckets.
 
 B: captions, L: tokens, C: width of this encoder.
 """
@@ -58,7 +58,7 @@ def bucket(word: str, buckets: int) -> int:
 def token_ids(caption: str, settings: WordsSettings) -> list[int]:
     """Return the id of the start token, and one id per word.
 
-    The empty caption, which guidance uses as the null caption, is the start token alone.
+    The empty caption, which guidance uses as the null caption, consists of the start token alone.
     """
     words = _WORD.findall(caption.lower())[: settings.max_tokens - 1]
     return [_START] + [bucket(word, settings.buckets) for word in words]
@@ -73,16 +73,19 @@ def _cut(caption: str, max_tokens: int) -> str:
 
 @lru_cache(maxsize=1 << 17)
 def _padded_ids(caption: str, settings: WordsSettings) -> Tensor:
-    """Return the padded ids. They are cached, since captions repeat in every epoch and every run of a study."""
+    """Return the padded token ids.
+
+    The ids are cached, since captions repeat in every epoch and every run of a study.
+    """
     ids = token_ids(caption, settings)
     return torch.tensor(ids + [_PADDING] * (settings.max_tokens - len(ids)))
 
 
 class WordsEncoder(nn.Module):
-    """Word and position embeddings, then a few pre-norm transformer layers over the words."""
+    """Word and position embeddings, followed by a few pre-norm transformer layers over the words."""
 
     identity = None
-    """None, since the weights are trained in the run and have no identity of their own."""
+    """None, since the weights are trained in the run and therefore have no fixed identity."""
 
     def __init__(self, settings: WordsSettings) -> None:
         super().__init__()
@@ -120,7 +123,7 @@ class WordsEncoder(nn.Module):
         return (functional_call(self, dict(parameters), tuple(inputs)),)
 
     def forward(self, id_BL: Tensor) -> Tensor:
-        """Return the states of the words from their ids."""
+        """Compute the states of the words from their ids."""
         mask_BL = id_BL != _PADDING
         token_BLC = self.word(id_BL) + self.place.weight
         for layer in self.layers:
@@ -130,7 +133,10 @@ class WordsEncoder(nn.Module):
 
 
 class Norm(nn.LayerNorm):
-    """LayerNorm before a matrix product. With the denoiser's kernel, its output has the dtype of that product."""
+    """LayerNorm that precedes a matrix product.
+
+    With the denoiser's kernel, the output has the dtype of this product.
+    """
 
     def forward(self, x_BLC: Tensor) -> Tensor:
         if why_no_kernels(x_BLC.device):

@@ -1,10 +1,11 @@
-"""EQ-VAE: transforming the latents must transform the decoded image alike (Kouzelis et al. 2025, arXiv 2502.09509).
+"""EQ-VAE: a transform of the latents must change the decoded image in the same way (Kouzelis et al. 2025, arXiv
+2502.09509).
 
-In a share of the steps, the sampled latents are shrunk and turned by a multiple of 90 degrees. Their decoding is
-compared with the image after the same transform. Sizes are whole latent pixels from a quarter of the side on, so the
-image's size stays a multiple of the stride.
+In a fraction of the steps, the sampled latents are shrunk and rotated by a multiple of 90 degrees. The decoded latents
+are compared with the image after the same transform. Sizes are whole latent pixels, at least a quarter of the side, so
+the image's size remains a multiple of the stride.
 
-Differs: all other steps see whole images; the authors' code shrinks a quarter of those images before encoding.
+Differs: all other steps use whole images; the authors' code shrinks a quarter of those images before encoding.
 
 B: images. C: channels. H, W: rows, columns.
 """
@@ -25,7 +26,7 @@ SMALLEST = 4
 
 @dataclass(frozen=True)
 class Transform:
-    """Resize to squares of `side` latent pixels, then turn by `turns` quarter turns."""
+    """Resize to squares of `side` latent pixels, then rotate by `turns` quarter turns."""
 
     side: int
     turns: int
@@ -47,7 +48,7 @@ def smallest_side(side: int) -> int:
 
 
 def draw_transform(seed: int, position: Tensor, share: float, side: int) -> Transform | None:
-    """Draw the transform of a step by the position of its first image; None for a step without a transform."""
+    """Draw the transform of a step from the position of its first image; None for a step without a transform."""
     chosen, size, turn = rng.uniform(seed, "small-vae/equivariance", position[:1].cpu(), (3,))[0].tolist()
     if chosen >= share:
         return None

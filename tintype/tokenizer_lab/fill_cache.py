@@ -1,6 +1,6 @@
 """Encode all training images of a plan before a run needs them: `tintype tokenizer cache`.
 
-Ranks take chunks of the images in turn. Rows from an earlier call are kept if their checksum is right.
+The ranks process chunks of the images in turn. Rows from an earlier call are reused if their checksums are right.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ from tintype.runtime.transfer import send
 from tintype.tokenizers.latent_cache import open_latent_cache, why_uncacheable
 
 _CPU_CHUNK_IMAGES, _GPU_CHUNK_IMAGES = 16, 64
-"""Images between two checks for a signal. A GPU gets whole batches, since filling up a batch wastes work."""
+"""Number of images between two checks for a signal.
+
+A GPU always gets complete batches, since padding a batch wastes work.
+"""
 
 
 @dataclass(frozen=True)
 class CachedLatents:
-    """State of a cache after filling it. Numbers are sums over all ranks."""
+    """State of a cache after it was filled. Counts are sums over all ranks."""
 
     folder: Path
     size_bytes: int
@@ -35,7 +38,7 @@ class CachedLatents:
     """Number of images in the cache."""
     encoded: int
     changed: int
-    """Number of encoded images that replaced the row of a changed image."""
+    """Number of images that were encoded again because the image of a cached row has changed."""
     seconds: float
 
     @property

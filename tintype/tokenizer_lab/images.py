@@ -1,8 +1,8 @@
-"""Images for training and measuring tokenizers: the embedded scenes, or any set of images on disk.
+"""Load images for training and measuring tokenizers, either the embedded scenes or any set of images on disk.
 
-In a set on disk, the held-out images depend only on the number of images: they are the first of a fixed random order.
-So a report on as many images as training held out gets exactly these images. In a store, training uses only the
-training split, and holds out a part of it; a report uses the evaluation split.
+In a set on disk, the held-out images depend only on the number of images, since they are the first in a fixed random
+order. So a report on the same number of images as training held out uses exactly the held-out images. In a store,
+training uses only the training split and holds out a subset of it; a report uses the evaluation split.
 
 B: images. N: all images. C: channels. H, W: rows, columns.
 """
@@ -37,7 +37,7 @@ _HELD_OUT_ORDER = 0
 _HELD_OUT_SHARE = 5
 
 OnImages = Callable[[str, int, int], None]
-"""Progress passed to the callback: the current activity, the images done, and their total."""
+"""Progress passed to the callback, with the current activity, the number of finished images, and their total."""
 
 
 class SceneSettings(Settings):
@@ -57,7 +57,7 @@ class SceneSettings(Settings):
 
 
 class ImageSettings(Settings):
-    """Selects the images on which a tokenizer is trained."""
+    """Settings that select the images on which a tokenizer is trained."""
 
     data: str = Field(SCENES, min_length=1, description="scenes, or a folder, .tar, .parquet file or store of images")
     size_px: int = Field(64, ge=16, le=LARGEST_PX, description="Side of the crops")
@@ -75,11 +75,11 @@ class TrainingScenes:
 
     @property
     def identity(self) -> str:
-        """A string of all settings that determine the scenes and their pixels."""
+        """A string that contains all settings that determine the scenes and their pixels."""
         return f"scenes {self.settings.scenes.model_dump_json()} at {self.settings.size_px} px"
 
     def batches(self, first_step: int, steps: int, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield positions (int64 [B]) and uint8 images of each step, on the device."""
+        """Yield the positions (int64 [B]) and uint8 images of each step, on the device."""
         scenes = self.settings.scenes
         source = scenes.source("train", self.settings.size_px, scenes.count, self.device)
         for step in range(first_step, steps):
@@ -92,7 +92,7 @@ class TrainingScenes:
 
 
 class TrainingImages:
-    """Random crops. The files' bytes are held in memory; images are decoded before the step that needs them."""
+    """Random crops. The bytes of the files are held in memory; images are decoded before the step that needs them."""
 
     def __init__(self, settings: ImageSettings, seed: int, device: torch.device) -> None:
         self._settings, self._seed, self._device = settings, seed, device
@@ -123,7 +123,7 @@ class TrainingImages:
         return torch.stack([self._crop(id_, 0.5, 0.5) for id_ in self._held])
 
     def _crop(self, id_: int, down: float, right: float) -> Tensor:
-        """Return a square crop of an image; (0.5, 0.5) is its middle."""
+        """Return a square crop of an image; (0.5, 0.5) is the middle of the image."""
         image_CHW, size_px, short_px = decode(self._encoded[id_]), self._settings.size_px, self._settings.short_px
         refuse_small(self._encoded[id_].name, image_CHW, short_px or size_px)
         return crop(shrunk(image_CHW, short_px) if short_px else image_CHW, size_px, down, right)
@@ -160,7 +160,7 @@ def measured_images(
 ) -> tuple[Tensor, int]:
     """Return up to `count` images, uint8 [N, 3, size, size] on the CPU, and the number of images in the set.
 
-    Images on disk are shrunk by their short side and center-cropped.
+    Images on disk are resized by their short side and center-cropped.
     """
     if data == SCENES:
         image_NCHW = SceneSettings().held_out(size_px, count, device).cpu()

@@ -1,6 +1,6 @@
-"""Compare tokenizers on images: quality of the reconstruction, compression, speed and latents.
+"""Compare tokenizers on images by quality of the reconstruction, compression, speed and latents.
 
-`tintype tokenizer report` writes `results.json` and one HTML file. All tokenizers get the same images.
+`tintype tokenizer report` writes `results.json` and one HTML file. All tokenizers are measured on the same images.
 
 N: images. B: images of a batch. C: channels. H, W: rows, columns. F: size of a feature vector.
 """
@@ -50,7 +50,7 @@ from tintype.vision.scene_encoder import SceneEncoderSettings
 from tintype.wording import setting
 
 FAR_MEAN, FAR_STD = 0.25, 1.5
-"""The report points out latents with a mean further from 0, or a deviation further from 1 (as a ratio)."""
+"""The report points out latents whose mean or standard deviation (as a ratio) is further from 0 or 1."""
 
 
 class ReportSettings(Settings):
@@ -92,9 +92,9 @@ class TokenizerReport:
     """Definitions of the metrics, by name."""
     notes: list[str]
     left_out: dict[str, str]
-    """Why a column is missing, by name."""
+    """The reason why a column is missing, by the column's name."""
     tokenizers: list[dict[str, Any]]
-    """For each tokenizer its `name`, `metrics`, `errors`, `compression`, speeds, latents and `notes`."""
+    """The `name`, `metrics`, `errors`, `compression`, speeds, latents and `notes` of each tokenizer."""
 
 
 def report_tokenizers(
@@ -104,7 +104,7 @@ def report_tokenizers(
     device: torch.device,
     on_images: OnImages = lambda doing, done, total: None,
 ) -> TokenizerReport:
-    """Measure every tokenizer, and write the two files."""
+    """Measure every tokenizer, and write both files."""
     parts = dict(zip(tokenizer_names(specs), map(read_tokenizer, specs), strict=True))
     built = {name: part.build(device) for name, part in parts.items()}
     for name, tokenizer in built.items():
@@ -136,7 +136,7 @@ def report_tokenizers(
 
 
 def read_tokenizer(spec: str) -> TokenizerPart:
-    """Parse `pixels`, `small-vae:folder=DIR,sha256=…`, or just `DIR`."""
+    """Parse `pixels`, `small-vae:folder=DIR,sha256=…`, or only `DIR`."""
     folder = Path(spec).expanduser()
     if RaeSettings.files.is_trained(folder):
         return RaeSettings(folder=spec).resolved()
@@ -157,7 +157,7 @@ def read_tokenizer(spec: str) -> TokenizerPart:
 
 
 def tokenizer_names(specs: list[str]) -> list[str]:
-    """Return a distinct short name for each tokenizer: a folder's last part or the kind, else the whole text."""
+    """Return a distinct short name for each tokenizer: a folder's last component, the kind, or the whole text."""
     short = [_short(spec) for spec in specs]
     names = [name if short.count(name) == 1 else spec for name, spec in zip(short, specs, strict=True)]
     for name in names:
@@ -187,7 +187,7 @@ def round_trip(
     device: torch.device,
     on_images: Callable[[int, int], None] = lambda done, total: None,
 ) -> RoundTrip:
-    """Encode and decode the images. Speeds leave out a warm-up batch, and copies to the device."""
+    """Encode and decode the images. The measured speeds leave out a warm-up batch, and copies to the device."""
     count = len(image_NCHW)
     latents: list[Tensor] = []
     made: list[Tensor] = []
@@ -209,7 +209,7 @@ def round_trip(
 
 
 class Comparison:
-    """Compares reconstructions with the images, whose features are computed once."""
+    """Comparison of reconstructions with the images, whose features are computed only once."""
 
     def __init__(self, image_NCHW: Tensor, settings: ReportSettings, device: torch.device) -> None:
         self._image_NCHW, self._batch, self._device = image_NCHW, settings.batch, device
@@ -236,7 +236,7 @@ class Comparison:
                 )
 
     def _at_hand(self, column: str, network: str, weights: Known) -> bool:
-        """Return whether the weights need no download; otherwise record why the column is left out."""
+        """Return whether the weights need no download; otherwise record the reason why the column is left out."""
         if not at_hand(weights):
             self.left_out[column] = f"the weights of {network} are not at hand. {weights.advice}"
         return column not in self.left_out
@@ -287,7 +287,7 @@ def _row(
 
 
 def _latent_notes(part: TokenizerPart, trip: RoundTrip) -> Iterator[str]:
-    """Yield a note about latents far from mean 0 and deviation 1."""
+    """Yield a note about latents with a mean far from 0 or a standard deviation far from 1."""
     far_C = (trip.latent_mean_C.abs() > FAR_MEAN) | (trip.latent_std_C > FAR_STD) | (trip.latent_std_C < 1 / FAR_STD)
     if (far := int(far_C.sum())) and not part.scale_is_convention:
         yield (
@@ -299,7 +299,7 @@ def _latent_notes(part: TokenizerPart, trip: RoundTrip) -> Iterator[str]:
 def _seen_in_training(part: TokenizerPart, settings: ReportSettings, total: int) -> Iterator[str]:
     """Yield a note if the tokenizer was trained on some of these images.
 
-    Scenes and stores have a split that training never uses.
+    The note is not needed for scenes and stores, since they have a split that training never uses.
     """
     trained = part.training_record()
     theirs = trained.get("settings", {}).get("data", SCENES)

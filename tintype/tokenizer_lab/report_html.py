@@ -1,4 +1,4 @@
-"""The page of `tintype tokenizer report`: one file with embedded style and images, and no script.
+"""Write the page of `tintype tokenizer report` as one file with embedded style and images, and without scripts.
 
 N: images. C: channels. H, W: rows, columns.
 """
@@ -25,13 +25,13 @@ _LARGEST_PX = 512
 _PIXELATED_PX = 160
 _COLOURS = 8
 _METRICS = {pair_name(metric): metric for metric in PAIR_METRICS}
-"""Metrics of image pairs, by column. All other columns are Fréchet distances."""
+"""Metrics that compare pairs of images, by column. All other columns are Fréchet distances."""
 _CHART_WIDTH, _CHART_HEIGHT = 480.0, 210.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 38.0, 8.0, 12.0, 26.0
 
 
 Cells: TypeAlias = dict[str, Any]
-"""A row of the results, or its content for the template."""
+"""A row of the results, or the row's content for the template."""
 
 
 def to_html(result: TokenizerReport, image_NCHW: Tensor, trips: Sequence[Tensor]) -> str:
@@ -71,7 +71,7 @@ def _metric(name: str, rows: Sequence[Cells]) -> Cells:
 
 
 def _images(image_NCHW: Tensor, names: Sequence[str], trips: Sequence[Tensor]) -> list[list[Cells]]:
-    """Return for each image the original and every tokenizer's reconstruction with its PSNR."""
+    """For each image, return the original and every tokenizer's reconstruction with its PSNR."""
     psnrs = [psnr(image_NCHW, seen_NCHW).tolist() for seen_NCHW in trips]
     rows = []
     for index, image_CHW in enumerate(image_NCHW):
@@ -88,7 +88,7 @@ def _uri(image_CHW: Tensor) -> str:
 
 
 def _latent_chart(row: Cells) -> Markup:
-    """Draw mean − std to mean + std of each channel; grid lines at -1, 0 and 1 show the ideal."""
+    """Draw the range from mean − std to mean + std of each channel; grid lines at -1, 0 and 1 show the ideal."""
     pairs = list(zip(row["latent_mean"], row["latent_std"], strict=True))
     ends = [edge for mean, std in pairs for edge in (mean - std, mean + std)]
     low, high = svg.padded([*ends, -1.2, 1.2])

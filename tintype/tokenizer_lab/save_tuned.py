@@ -14,13 +14,13 @@ from tintype.train.load import load_run
 
 @dataclass(frozen=True)
 class SavedTokenizer:
-    """A tuned tokenizer that was saved."""
+    """A saved tokenizer that a run has tuned."""
 
     step: int
     statistics: Statistics
-    """Statistics by which the saved tokenizer normalises: the run's running statistics."""
+    """Statistics with which the saved tokenizer normalises, which are the run's running statistics."""
     words: str
-    """The tokenizer's settings, as a plan writes them."""
+    """The tokenizer's settings in the notation of a plan file."""
 
 
 def save_tuned(run: Path, out: Path, device: str | None = None) -> SavedTokenizer:

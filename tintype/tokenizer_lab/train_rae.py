@@ -1,4 +1,4 @@
-"""Train the decoder of a rae: the encoder is frozen (arXiv 2510.11690).
+"""Train the decoder of a rae (representation autoencoder), whose encoder is frozen (arXiv 2510.11690).
 
 The decoder learns from noisy latents, so that it can decode the latents of a denoiser. The noise is n ~ N(0, σ² I).
 Each image has its own σ, uniform between 0 and `noise`, as in the authors' code. The loss is L1. A perceptual distance
@@ -37,7 +37,7 @@ from tintype.vision.encoders import TeacherChoice
 
 
 class RaeTraining(TokenizerTraining):
-    """All settings that determine the trained rae."""
+    """All settings that determine the result of training a rae."""
 
     encoder: TeacherChoice = Field(DEFAULT_ENCODER, description="The frozen network; scenes needs no download")
     decoder: RaeShape = RaeShape()
@@ -60,7 +60,7 @@ class RaeTraining(TokenizerTraining):
 
 
 class RaeTrainee:
-    """The decoder in training, and the frozen encoder."""
+    """The decoder that is trained, and the frozen encoder."""
 
     def __init__(self, settings: RaeTraining, device: torch.device) -> None:
         self.settings = settings
@@ -93,7 +93,7 @@ class RaeTrainee:
         return {"loss": total, **losses}
 
     def finish(self, out: Path, data: TrainingSet) -> Record:
-        """Measure the latents' statistics on training images, and the quality on held-out images; write the rae."""
+        """Measure the latents' statistics on training images and the quality on held-out images, then write the rae."""
         network, settings = self.network.requires_grad_(False).eval(), self.settings
         mean_C, std_C = channel_statistics(self.encoder(image) for image in statistics_images(settings, data))
         network.latent_mean.copy_(mean_C.float().view(1, -1, 1, 1))
@@ -112,7 +112,7 @@ class RaeTrainee:
 
 
 def noised(raw_BCHW: Tensor, most: float, seed: int, position_B: Tensor) -> Tensor:
-    """Add noise with a deviation between 0 and `most`, drawn per image; a pure function of seed and position."""
+    """Add noise with a standard deviation from 0 to `most`, drawn per image as a function of seed and position."""
     if not most:
         return raw_BCHW
     sigma_B = most * rng.uniform(seed, "rae/sigma", position_B, (1,))[:, 0]

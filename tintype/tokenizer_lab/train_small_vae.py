@@ -1,7 +1,7 @@
-"""Train a small-vae: a reconstruction loss, and a small KL divergence from a standard normal.
+"""Train a small-vae: the loss is a reconstruction loss plus a small KL divergence from a standard normal distribution.
 
-A perceptual distance, a discriminator, EQ-VAE's transforms and VA-VAE's loss are optional. Every draw is a function of
-(seed, position), so a resumed training equals an uninterrupted training.
+A perceptual distance, a discriminator, EQ-VAE's transforms and VA-VAE's loss are optional. Every random draw is a
+function of (seed, position), so a resumed training equals an uninterrupted training.
 
 B: images. C: channels. H, W: rows, columns.
 """
@@ -43,7 +43,7 @@ _CHARBONNIER = 1e-3
 
 
 class Training(TokenizerTraining):
-    """All settings that determine the trained small-vae."""
+    """All settings that determine the result of training a small-vae."""
 
     vae: SmallVaeShape = SmallVaeShape()
     reconstruction: Literal["l1", "charbonnier"] = "l1"
@@ -79,7 +79,7 @@ class Training(TokenizerTraining):
 
 
 class SmallVaeTrainee:
-    """The autoencoder in training, and the projection of VA-VAE's loss if it is enabled."""
+    """The autoencoder that is trained, and the projection of VA-VAE's loss if this loss is enabled."""
 
     def __init__(self, settings: Training, device: torch.device) -> None:
         with seeded(settings.seed, "small-vae"):
@@ -125,7 +125,7 @@ def losses_of(
     discriminator: Discriminator | None = None,
     vf: VfLoss | None = None,
 ) -> dict[str, Tensor]:
-    """Return each loss term as a mean over the images, and the autoencoder's weighted sum as "loss".
+    """Return each loss term as a mean over the images, and the weighted sum of the autoencoder's terms as "loss".
 
     "discriminator" is the loss of the discriminator's own parameters. "vf_weight" is the weight of "vf" in this step.
     """
@@ -174,7 +174,7 @@ def reconstruction_loss(kind: Literal["l1", "charbonnier"], seen_BCHW: Tensor, x
 
 
 def _finish(out: Path, settings: Training, data: TrainingSet, network: Vae) -> Record:
-    """Measure the latents' statistics on training images, and the quality on held-out images; write the small-vae."""
+    """Measure the latents on training images and the quality on held-out images, then write the small-vae."""
     network.requires_grad_(False).eval()
     mean_C, std_C = latent_statistics(network, statistics_images(settings, data))
     network.latent_mean.copy_(mean_C.view(1, -1, 1, 1))
@@ -195,9 +195,9 @@ def _finish(out: Path, settings: Training, data: TrainingSet, network: Vae) -> R
 
 @torch.no_grad()
 def latent_statistics(network: Vae, batches: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation of each channel of the posterior's mean: float32 [C].
+    """Return mean and standard deviation of each channel of the posterior's mean, as float32 [C].
 
-    Both are taken over images and positions.
+    Both are computed over images and positions.
     """
     mean_C, std_C = channel_statistics(network.posterior(to_floats(image_BCHW)).mean_BCHW for image_BCHW in batches)
     return mean_C.float(), std_C.float()

@@ -1,4 +1,4 @@
-"""Train a tokenizer of any kind in a folder: data, perceptual distance, discriminator, checkpoints and resume.
+"""Train a tokenizer of any kind in a folder, with data, perceptual distance, discriminator, checkpoints and resume.
 
 B: images. C: channels. H, W: rows, columns. N: held-out images.
 """
@@ -34,13 +34,13 @@ from tintype.train.state import TrainState
 from tintype.train.steps import Cadence, Progress, run_steps
 
 DEAD_STD = 0.05
-"""A latent channel with a smaller deviation counts as dead: noise has a deviation of 1."""
+"""A latent channel with a smaller standard deviation counts as dead, since noise has a standard deviation of 1."""
 _MEASURED_TOGETHER = 32
 _STATISTICS_IMAGES = 256
 
 
 class TokenizerTraining(ImageSettings):
-    """Settings shared by the training of all tokenizers."""
+    """Settings that the training of all tokenizers shares."""
 
     perceptual: PerceptualSettings = PerceptualSettings()
     adversarial: DiscriminatorSettings = DiscriminatorSettings()
@@ -70,12 +70,12 @@ class TokenizerTraining(ImageSettings):
 
     @property
     def unit_px(self) -> tuple[str, int]:
-        """Return the name of the setting that decides the stride, and the stride in pixels."""
+        """Return the name of the setting that determines the stride, and the stride in pixels."""
         raise NotImplementedError
 
     @property
     def smallest_px(self) -> tuple[str, int]:
-        """Describe the smallest images on which losses are computed, and return their side in pixels too."""
+        """Describe the smallest images on which losses are computed, and return the side of these images in pixels."""
         return "size_px", self.size_px
 
     @property
@@ -84,7 +84,7 @@ class TokenizerTraining(ImageSettings):
         return self.size_px // self.unit_px[1]
 
     def lr_at(self, step: int) -> float:
-        """Return the learning rate: linear warm-up, then half a cosine down to zero."""
+        """Return the learning rate, with linear warm-up followed by half a cosine down to zero."""
         warm = min(1.0, (step + 1) / (self.warmup_steps + 1))
         return self.lr * warm * 0.5 * (1.0 + math.cos(math.pi * step / self.steps))
 
@@ -93,7 +93,7 @@ class TokenizerTraining(ImageSettings):
 
     @property
     def dead_remedy(self) -> str:
-        """Return the fix for dead channels of the latents."""
+        """Return advice for dead channels of the latents."""
         raise NotImplementedError
 
     def stored(self, out: Path) -> TrainedRecord | None:
@@ -101,7 +101,7 @@ class TokenizerTraining(ImageSettings):
         raise NotImplementedError
 
     def begin(self, device: torch.device) -> Trainee:
-        """Build the networks to train."""
+        """Build the networks that are trained."""
         raise NotImplementedError
 
 
@@ -116,7 +116,7 @@ class TrainedRecord(Protocol):
 
 
 class Trainee(Protocol):
-    """A tokenizer in training."""
+    """A tokenizer that is being trained."""
 
     @property
     def modules(self) -> Mapping[str, nn.Module]:
@@ -124,7 +124,7 @@ class Trainee(Protocol):
 
     @property
     def identities(self) -> Mapping[str, str | None]:
-        """Identities of frozen networks by name. A resumed training must find the same networks."""
+        """Identities of frozen networks, by name. When training resumes, the identities must be the same."""
 
     def losses(
         self,
@@ -133,7 +133,7 @@ class Trainee(Protocol):
         distance: Distance | None,
         discriminator: Discriminator | None,
     ) -> dict[str, Tensor]:
-        """Return the losses of a step. "loss" and "discriminator" are minimised."""
+        """Return the losses of a step. Training minimises "loss" and "discriminator"."""
 
     def finish(self, out: Path, data: TrainingSet) -> TrainedRecord:
         """Measure the trained tokenizer, write it, and return its record."""
@@ -141,7 +141,7 @@ class Trainee(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of a training. `record` is set once all steps are done."""
+    """Result of training a tokenizer. `record` is set when all steps are done."""
 
     step: int
     record: TrainedRecord | None
@@ -155,7 +155,7 @@ def train_tokenizer(
     interrupt: Interrupt,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Outcome:
-    """Train in a folder from its last checkpoint on, measure, and write the tokenizer beside the checkpoints."""
+    """Train in a folder from its last checkpoint, measure the tokenizer, and write it beside the checkpoints."""
     folder = RunFolder(out)
     with locked(out), exact_fp32(settings.compute == "fp32"):
         claim_folder(folder, settings, free=("save_every_steps", "log_every_steps"))
@@ -207,7 +207,7 @@ def _new_state(
 def adversarial_losses(
     settings: TokenizerTraining, discriminator: Discriminator, seen_BCHW: Tensor, x_BCHW: Tensor
 ) -> dict[str, Tensor]:
-    """Return "generator", the decoder's loss, and "discriminator", the loss of the discriminator's own parameters."""
+    """Return the decoder's loss as "generator", and the discriminator's own loss as "discriminator"."""
     with torch.autocast(x_BCHW.device.type, torch.bfloat16, enabled=settings.compute == "bf16"):
         return {
             "generator": discriminator.generator_loss(seen_BCHW),

@@ -1,4 +1,4 @@
-"""Tokenizers: they map pixels to the space in which the denoiser works, behind one protocol (`seams.Tokenizer`)."""
+"""Tokenizers: a tokenizer maps pixels to the space of the denoiser, behind one protocol (`seams.Tokenizer`)."""
 
 from typing import Annotated
 
@@ -29,4 +29,4 @@ TOKENIZERS: OpenKinds[TokenizerPart] = OpenKinds(
 )
 
 TokenizerChoice = Annotated[TokenizerPart, OneOf(TOKENIZERS), BeforeValidator(kind_alone)]
-"""Any tokenizer, as a user writes it: `{kind: flux2, weights: FOLDER}`, or a kind alone."""
+"""Any tokenizer in the notation of a plan file, such as `{kind: flux2, weights: FOLDER}`, or only a kind."""

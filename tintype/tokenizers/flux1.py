@@ -1,4 +1,4 @@
-"""`flux1`: FLUX.1's autoencoder. `e2e-flux`: the same network after REPA-E's tuning (arXiv 2504.10483), frozen."""
+"""`flux1`: FLUX.1's autoencoder. `e2e-flux`: the same network after tuning with REPA-E (arXiv 2504.10483), frozen."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class _KlFluxPart(KlPart):
         return KlAutoencoder(self.build(torch.device("cpu")).network)
 
     def write_tuned(self, folder: Path, network: KlAutoencoder, normalisation: Statistics, about: Plain) -> str:
-        """Write a diffusers folder. Its config states the mean and deviation of the latents.
+        """Write a diffusers folder, whose config contains the mean and standard deviation of the latents.
 
-        A reader prefers `latents_mean` and `latents_std` to `scaling_factor` and `shift_factor`, which belong to the
-        network before tuning.
+        A reader prefers `latents_mean` and `latents_std` to `scaling_factor` and `shift_factor`, since the latter
+        belong to the network before tuning.
         """
         stated = {"latents_mean": list(normalisation.mean), "latents_std": list(normalisation.std)}
         network.network.register_to_config(**stated)

@@ -1,9 +1,10 @@
 """`flux2`: FLUX.2's autoencoder, normalised by its own batch-norm statistics.
 
-The statistics belong to latents folded into patches of 2 × 2, with 128 channels. So the statistics depend on a latent's
-place in its patch. FLUX.2's pipeline folds, normalises, and works on 128 channels at a stride of 16 px. Here the
-latents are normalised by the same numbers but stay unfolded: 32 channels at 8 px. The denoiser's `model.patch` does the
-folding: patches of 2 hold the same 128 numbers in the same order, and other patch sizes stay possible.
+The statistics belong to latents folded into patches of 2 × 2, with 128 channels. So the statistics depend on the
+position of a latent in its patch. FLUX.2's pipeline folds and normalises the latents, and works on 128 channels at a
+stride of 16 px. Here, the latents are normalised by the same numbers but are not folded, so they have 32 channels at a
+stride of 8 px. The denoiser's `model.patch` folds them: patches of 2 contain the same 128 numbers in the same order,
+and other patch sizes are possible.
 
 C: channels, H, W: rows and columns of a patch.
 """
@@ -36,7 +37,7 @@ class Flux2Settings(KlPart):
     stride_px: StridePx = 8
 
     def stated_normalisation(self, network: Untyped, stated: Mapping[str, Untyped]) -> Normalisation:
-        """Return the batch norm's running mean and variance as [C, row, column]; eps is added under the root."""
+        """Return the batch norm's running mean and variance as [C, row, column]; add eps before the square root."""
         config, norm = network.config, network.bn
 
         def unfolded(folded_C: Tensor) -> Tensor:

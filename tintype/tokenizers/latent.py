@@ -1,6 +1,7 @@
-"""Frozen autoencoders as tokenizers: in fixed arithmetic, normalised, identified by a hash.
+"""Use frozen autoencoders as tokenizers, computed in fixed arithmetic, with normalised latents, and identified by a
+hash.
 
-Latents are normalised to a mean of about 0 and a deviation of about 1.
+Latents are normalised to a mean of about 0 and a standard deviation of about 1.
 
 B: images, C: channels, H, W: rows and columns of the image or of the latents.
 """
@@ -28,7 +29,7 @@ from tintype.tokenizers.part import Compression, TokenizerPart, to_bytes, to_flo
 from tintype.wording import setting
 
 Numbers = float | Annotated[tuple[float, ...], Field(strict=False)]
-"""One number for all channels, or one per channel. The field is not strict, so a plan file may use a list."""
+"""One number for all channels, or one number per channel. The field is not strict, so a plan file may use a list."""
 Channels = Annotated[int, Field(ge=1, description="Channels of a latent")]
 StridePx = Annotated[int, Field(ge=1, description="Pixels per latent, along each side")]
 Scale = Annotated[
@@ -36,31 +37,32 @@ Scale = Annotated[
 ]
 
 _MOST_PX = 4 * 1024**2
-"""Most pixels that pass through the network at a time: an autoencoder takes gigabytes per image of 1024 px."""
+"""Maximum number of pixels per call of the network, since an autoencoder needs gigabytes per image of 1024 px."""
 
 CPU_BATCH = 8
 """Fixed number of images that a network encodes at once on a CPU.
 
-Kernels round by the batch size, and a latent must depend on its image alone. A GPU encodes the batch that it gets.
+Kernels round differently for other batch sizes, and a latent must depend only on its image. A GPU encodes the batch
+that it is given.
 """
 
 MOST_MEAN, LEAST_STD, MOST_STD = 0.5, 0.5, 2.0
-"""Bounds on the mean and deviation over all channels."""
+"""Bounds on the mean and standard deviation over all channels."""
 CHANNEL_MEAN, CHANNEL_LEAST_STD, CHANNEL_MOST_STD = 3.0, 0.1, 4.0
-"""Bounds on each channel.
+"""Bounds on the mean and standard deviation of each channel.
 
 The bounds are wide, since the channels of a good autoencoder differ, and so do data sets. On scenes and photographs,
-TAEF2's channels have means up to 1.4 and deviations of 0.5 to 1.6.
+TAEF2's channels have means up to 1.4 and standard deviations of 0.5 to 1.6.
 """
 _TINY = 1e-8
 
 
 @dataclass(frozen=True)
 class Normalisation:
-    """z = (latent - shift) · scale, in fp32.
+    """Normalisation of latents, z = (latent - shift) · scale, in fp32.
 
-    Shift and scale are [C, h, w], tiled over the latents. Usually h = w = 1; larger tiles are for numbers that depend
-    on a latent's place in a patch.
+    Shift and scale are [C, h, w], and are tiled over the latents. Usually h = w = 1; larger tiles are for numbers that
+    depend on the position of a latent in a patch.
     """
 
     shift_CHW: Tensor
@@ -79,12 +81,12 @@ class Normalisation:
 
 
 def filled(numbers: Numbers | Sequence[float], channels: int) -> Tensor:
-    """Expand one number, or one per channel, to [C, 1, 1]."""
+    """Expand one number, or one number per channel, to [C, 1, 1]."""
     return torch.tensor(numbers, dtype=torch.float32).expand(channels).reshape(-1, 1, 1).clone()
 
 
 def _repeated(tile_CHW: Tensor, size: Sequence[int]) -> Tensor:
-    """Tile over `size` rows and columns; a 1 × 1 tile is left to broadcasting."""
+    """Tile over `size` rows and columns; a 1 × 1 tile is unchanged, since broadcasting expands it."""
     _, rows, columns = tile_CHW.shape
     if rows == columns == 1:
         return tile_CHW
@@ -119,14 +121,14 @@ class LatentPart(PretrainedPart, TokenizerPart):
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """Return the autoencoder's checkpoint: a local folder with a config.json, else the subfolder of a pipeline."""
+        """Return the autoencoder's checkpoint: a local folder with a config.json, or else a pipeline's subfolder."""
         found = super().checkpoint
         if found.folder is not None and (found.folder / "config.json").is_file():
             return Checkpoint(self.weights)
         return found
 
     def check_compression(self, channels: int, stride_px: int) -> None:
-        """Refuse weights whose channels or stride differ from the settings, with which the plan was checked."""
+        """Refuse weights whose channels or stride differ from the settings with which the plan was checked."""
         for name, ours, theirs in (("channels", self.channels, channels), ("stride_px", self.stride_px, stride_px)):
             if ours != theirs:
                 raise UserError(
@@ -135,7 +137,7 @@ class LatentPart(PretrainedPart, TokenizerPart):
                 )
 
     def normalisation(self, stated: Callable[[], Normalisation]) -> Normalisation:
-        """Return the settings' shift and scale; a missing number comes from the checkpoint (`stated`)."""
+        """Return shift and scale from the settings; a missing number comes from the checkpoint (`stated`)."""
         own = None if self.shift is not None and self.scale is not None else stated()
         return Normalisation(
             own.shift_CHW if own and self.shift is None else filled(self.shift or 0.0, self.channels),
@@ -149,7 +151,10 @@ class LatentTokenizer:
     def __init__(
         self, network: Untyped, size: Compression, identity: str, *, sampled: bool = False, compute: Compute = "fp32"
     ) -> None:
-        """Freeze a network that is on its device. `sampled`: latents are drawn from its Gaussian."""
+        """Freeze a network that is already on its device.
+
+        `sampled`: latents are sampled from the Gaussian of the encoder.
+        """
         self.channels, self.stride_px, self.identity = size.channels, size.stride_px, identity
         self._dtype = torch.bfloat16 if compute == "bf16" else torch.float32
         frozen = network.eval().requires_grad_(False)
@@ -160,11 +165,11 @@ class LatentTokenizer:
         self._device = next(network.parameters()).device
 
     def encode(self, image_BCHW: Tensor, draws: Draws | None = None) -> Tensor:
-        """Encode images. Only a sampled posterior needs draws."""
+        """Encode images. Only a sampled posterior needs `draws`."""
         return self.drawn(self.moments(image_BCHW), draws)
 
     def moments(self, image_BCHW: Tensor) -> Tensor:
-        """Return normalised latents; or with sampling, mean and deviation of the Gaussian before normalisation."""
+        """Return normalised latents; with sampling, the Gaussian's mean and standard deviation before normalisation."""
         most = images_at_a_time(*checked_size(image_BCHW, self.stride_px))
         with self._frozen():
             if self._device.type == "cpu":
@@ -172,7 +177,7 @@ class LatentTokenizer:
             return torch.cat([self._moments(some_BCHW) for some_BCHW in image_BCHW.split(most)])
 
     def _moments(self, image_BCHW: Tensor) -> Tensor:
-        """Return contiguous moments, like cached moments: the layout decides the order of sums in later kernels."""
+        """Return contiguous moments, like cached ones, since the layout decides the order of sums in later kernels."""
         mean_BCHW, std_BCHW = self._posterior(to_floats(image_BCHW.to(self._device)).to(self._dtype))
         if std_BCHW is None or not self._sampled:
             return self._normalised(mean_BCHW.float()).contiguous()
@@ -205,7 +210,7 @@ class LatentTokenizer:
         return frozen_arithmetic(self._device, self._compute)
 
     def _posterior(self, x_BCHW: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return mean and deviation of each latent; the deviation is None for a network without a Gaussian."""
+        """Return mean and standard deviation of each latent; the latter is None for a network without a Gaussian."""
         raise NotImplementedError
 
     def _decoded(self, latent_BCHW: Tensor) -> Tensor:
@@ -219,7 +224,7 @@ class LatentTokenizer:
 
 
 class PublishedTokenizer(LatentTokenizer):
-    """The autoencoder of a checkpoint, normalised as its settings or its config state."""
+    """The autoencoder of a checkpoint, with the normalisation from its settings or its config."""
 
     def __init__(
         self, settings: LatentPart, network: nn.Module, normalisation: Normalisation, device: torch.device
@@ -265,7 +270,7 @@ class PublishedTokenizer(LatentTokenizer):
 
 
 def checked_size(image_BCHW: Tensor, stride_px: int) -> tuple[int, int]:
-    """Return height and width; refuse images that are not uint8 or do not divide by the stride."""
+    """Return height and width; raise if images are not uint8 or their size is not a multiple of the stride."""
     if image_BCHW.dtype != torch.uint8:
         raise TypeError(f"images must be uint8, not {image_BCHW.dtype}")
     height, width = image_BCHW.shape[2:]
@@ -279,7 +284,7 @@ def checked_size(image_BCHW: Tensor, stride_px: int) -> tuple[int, int]:
 
 
 def images_at_a_time(height: int, width: int) -> int:
-    """Return how many images of this size pass through a frozen network at a time."""
+    """Return how many images of this size a frozen network processes at a time."""
     return max(1, _MOST_PX // (height * width))
 
 

@@ -1,8 +1,8 @@
 """Latents of the training images, cached on disk by image id.
 
-A row has the frozen tokenizer's moments of one image in fp32, and a hash of the image. So a run learns the same with
-the cache as without. A cache is a folder of two files: `latents.rows`, and `latents.json`, which describes the origin
-of the rows.
+A row contains the frozen tokenizer's moments of one image in fp32, and a hash of the image. So training gives the same
+result with and without the cache. A cache is a folder with two files, which are `latents.rows`, and `latents.json` for
+the origin of the rows.
 
 B: requested images. M: images with missing latents. C: channels of the moments. H, W: latent rows and columns. L:
 numbers in a row.
@@ -38,9 +38,9 @@ _HASH_WORDS = _HASH_BYTES // 4
 
 
 def why_uncacheable(tokenizer: TokenizerPart, tuning: Part | None) -> str | None:
-    """Return why latents cannot be cached; None if they can.
+    """Return the reason why latents cannot be cached; None if they can be cached.
 
-    A run then works without a cache, so that one setting serves all arms of a study.
+    A run then works without a cache, so that all arms of a study can use the same setting.
     """
     if tuning is not None:
         return f"'{tuning.kind}' trains the tokenizer: its latents change at every step, so none are cached"
@@ -56,10 +56,10 @@ class LatentCache:
     source: ImageSource
     rows: DiskRows
     shape: tuple[int, int, int]
-    """Channels, rows and columns of an image's moments."""
+    """Channels, rows and columns of the moments of an image."""
     device: torch.device
     batch: int
-    """Fixed number of images that a GPU encodes at once, equal to a step's images."""
+    """Fixed number of images that a GPU encodes at once, which equals the number of images in a step."""
 
     def fill(self, ids: Sequence[int]) -> int:
         """Encode the missing images, and return how many this process encoded."""
@@ -69,11 +69,14 @@ class LatentCache:
         )
 
     def write(self, ids: Sequence[int], image_MCHW: Tensor) -> None:
-        """Encode the images and write their rows, also over existing rows."""
+        """Encode the images and write their rows, and overwrite existing rows."""
         self.rows.write(torch.tensor(ids, dtype=torch.int64), self._encoded(image_MCHW))
 
     def _encoded(self, image_MCHW: Tensor) -> Tensor:
-        """Return the rows of images. A GPU gets batches of a fixed size; on a CPU the tokenizer ensures this."""
+        """Return the rows of these images.
+
+        A GPU gets batches of a fixed size; on a CPU, the tokenizer itself ensures this.
+        """
         if self.device.type == "cpu":
             moment_MCHW = self.tokenizer.moments(image_MCHW)
         else:
@@ -82,7 +85,7 @@ class LatentCache:
         return torch.cat([hashes(image_MCHW), moment_MCHW.cpu().flatten(1).contiguous().view(torch.int32)], dim=1)
 
     def changed(self, ids: Sequence[int]) -> list[int]:
-        """Return the ids whose cached row was made from other pixels."""
+        """Return the ids of images whose cached row was computed from different pixels."""
         id_B = torch.tensor(ids, dtype=torch.int64)
         known = id_B[self.rows.has(id_B)]
         if not len(known):
@@ -92,7 +95,7 @@ class LatentCache:
         return [int(id_) for id_ in known[~same_B]]
 
     def __call__(self, ids: Sequence[int], draws: Draws) -> Tensor:
-        """Return the latents that the tokenizer would encode from the images, on the device."""
+        """Return the latents that the tokenizer would compute from the images, on the device."""
         self.fill(ids)
         row_BL = self.rows.read(torch.tensor(ids, dtype=torch.int64))
         moment_BL = row_BL[:, _HASH_WORDS:].contiguous().view(torch.float32)
@@ -100,7 +103,7 @@ class LatentCache:
 
 
 def hashes(image_BCHW: Tensor) -> Tensor:
-    """Return the BLAKE2b hash of each image's pixels, truncated to 128 bits: int32 [B, 4]."""
+    """Return the BLAKE2b hash of each image's pixels, truncated to 128 bits, as int32 [B, 4]."""
     pixels = image_BCHW.cpu().contiguous().numpy()
     content = b"".join(hashlib.blake2b(one.data, digest_size=_HASH_BYTES).digest() for one in pixels)
     return torch.frombuffer(bytearray(content), dtype=torch.int32).view(-1, _HASH_WORDS)
@@ -118,7 +121,7 @@ def open_latent_cache(
 ) -> LatentCache:
     """Open or create the latent cache of a tokenizer of this kind; raise a `UserError` if the disk lacks space.
 
-    Without `folder`, the folder's name is a hash of the latents' origin. The origin is checked in either case.
+    Without `folder`, the folder's name is a hash of the latents' origin. The origin is always checked.
     """
     side = data.size_px // tokenizer.stride_px
     shape = (tokenizer.moment_channels, side, side)

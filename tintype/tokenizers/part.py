@@ -1,4 +1,4 @@
-"""Settings that all tokenizers share, and the autoencoder interface of tokenizers that can be trained.
+"""Define the settings that all tokenizers share, and the autoencoder interface of trainable tokenizers.
 
 B: images. C: channels. H, W: rows, columns.
 """
@@ -22,7 +22,7 @@ Pipeline = Literal["PRXPipeline", "PRXPixelPipeline"]
 
 @dataclass(frozen=True)
 class Posterior:
-    """A Gaussian for each number of the latents, before normalisation."""
+    """A Gaussian distribution for each number of the latents, before normalisation."""
 
     mean_BCHW: Tensor
     logvar_BCHW: Tensor
@@ -31,7 +31,7 @@ class Posterior:
         return self.mean_BCHW + (0.5 * self.logvar_BCHW).exp() * noise_BCHW
 
     def kl(self) -> Tensor:
-        """Return each image's KL divergence from a standard normal, in nats per number of its latents."""
+        """Return the KL divergence of each image from a standard normal distribution, in nats per latent number."""
         each_BCHW = 0.5 * (self.mean_BCHW.square() + self.logvar_BCHW.exp() - 1.0 - self.logvar_BCHW)
         return each_BCHW.mean(dim=(1, 2, 3))
 
@@ -46,27 +46,27 @@ def to_bytes(x_BCHW: Tensor) -> Tensor:
 
 
 class Autoencoder(Protocol):
-    """An `nn.Module` in fp32 with a Gaussian for each latent. Images are floats in [-1, 1]."""
+    """An autoencoder as an `nn.Module` in fp32, with a Gaussian for each latent. Images are floats in [-1, 1]."""
 
     @property
     def diffusers_network(self) -> nn.Module | None:
-        """The network as a diffusers module, or None if diffusers has no class for it."""
+        """Return the network as a diffusers module; None if diffusers has no class for the network."""
 
     def posterior(self, x_BCHW: Tensor) -> Posterior: ...
     def decode_raw(self, raw_BCHW: Tensor) -> Tensor:
-        """Decode latents before normalisation, as the posterior gives them."""
+        """Decode latents before normalisation, as sampled from the posterior."""
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """Mean and deviation of each channel of a tokenizer's latents: z = (latent - mean) / std."""
+    """Mean and standard deviation of each channel of a tokenizer's latents, with z = (latent - mean) / std."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
 
 def channel_statistics(batches: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return mean and deviation of each channel of latents, over images and positions: float64 [C] on the CPU."""
+    """Return mean and standard deviation of each channel over images and positions, as float64 [C] on the CPU."""
     sums, count = [], 0
     for z_BCHW in batches:
         z_BCHW = z_BCHW.double()
@@ -78,20 +78,20 @@ def channel_statistics(batches: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Compression:
-    """Size of latents: `channels` numbers for each square of `stride_px` × `stride_px` pixels."""
+    """Size of latents: Latents with `channels` numbers for each square of `stride_px` × `stride_px` pixels."""
 
     channels: int
     stride_px: int
 
 
 Known: TypeAlias = Mapping[str, Compression]
-"""Latent sizes of tokenizer folders by their name in the plan. The folders may be missing on this machine."""
+"""Latent sizes of tokenizer folders, by the folder's name in the plan. The folders may be missing on this machine."""
 NONE_KNOWN: Known = MappingProxyType({})
 
 
 @dataclass(frozen=True)
 class AutoencoderOutline:
-    """An autoencoder in fp32 on the meta device, without values."""
+    """An autoencoder in fp32 on the meta device, without weight values."""
 
     network: nn.Module
     encode: Callable[[Tensor], object]
@@ -99,7 +99,7 @@ class AutoencoderOutline:
     decode: Callable[[Tensor], object]
     """Decodes latents."""
     number_bytes: int = 4
-    """Bytes per number in which the frozen tokenizer computes."""
+    """Number of bytes of each number in the frozen tokenizer's computation."""
 
     @property
     def numbers(self) -> int:
@@ -112,9 +112,9 @@ class TokenizerPart(Part):
     class_name: ClassVar[str | None] = None
     """Name of the tokenizer's class in diffusers."""
     why_not_exported: ClassVar[str | None] = "PRXPipeline has no class for it"
-    """Why the pipeline cannot hold the tokenizer; None if it can."""
+    """The reason why the pipeline cannot contain the tokenizer; None if it can."""
     scale_is_convention: ClassVar[bool] = False
-    """Whether the scale of the latents is a convention, not measured on images."""
+    """Whether the scale of the latents is a convention, and is not measured on images."""
 
     def obstacles(self, form: ExportForm) -> Iterator[Obstacle]:
         if form != "safetensors" and self.why_not_exported is not None:
@@ -125,11 +125,14 @@ class TokenizerPart(Part):
 
     @property
     def compression(self) -> Compression:
-        """Return the size of latents from the settings alone, so that a plan is checked without weights."""
+        """Return the size of latents from the settings alone, so that a plan can be checked without weights."""
         raise NotImplementedError
 
     def resolved(self, known: Known = NONE_KNOWN) -> Self:
-        """Return the settings completed from the tokenizer's files. Plans hold resolved settings and open no file."""
+        """Return the settings completed from the tokenizer's files.
+
+        Plans contain the completed settings and open no file.
+        """
         return self
 
     def build(self, device: torch.device) -> Tokenizer:
@@ -137,7 +140,7 @@ class TokenizerPart(Part):
         raise NotImplementedError
 
     def outline(self) -> AutoencoderOutline | None:
-        """Return the network without weights, for cost estimates; None if its size is unknown or it has no network."""
+        """Return the network without weights, for cost estimates; None if its size is unknown or there is none."""
         return None
 
     def training_record(self) -> Plain:
@@ -145,17 +148,23 @@ class TokenizerPart(Part):
         return {}
 
     def why_uncacheable(self) -> str | None:
-        """Return why the latents are not worth caching; None if they are."""
+        """Return the reason why the latents are not worth caching; None if they are."""
         return None
 
     def why_frozen(self) -> str | None:
-        """Return why the network cannot be trained with the denoiser; None if it can."""
+        """Return the reason why the network cannot be trained with the denoiser; None if it can be trained."""
         return "its encoder gives latents without a Gaussian to draw them from; take small-vae, flux1 or e2e-flux"
 
     def open(self) -> Autoencoder:
-        """Return the trainable network with the weights that `build` loads. `why_frozen` says if there is none."""
+        """Return the trainable network with the same weights as `build` loads.
+
+        If there is no trainable network, `why_frozen` states the reason.
+        """
         raise NotImplementedError
 
     def write_tuned(self, folder: Path, network: Any, normalisation: Statistics, about: Plain) -> str:
-        """Write a network from `open` after training, for use as a frozen tokenizer. Return how a plan names it."""
+        """Write a network that `open` returned, after training, for use as a frozen tokenizer.
+
+        Return the name of the tokenizer in a plan.
+        """
         raise NotImplementedError

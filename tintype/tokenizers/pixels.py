@@ -1,4 +1,7 @@
-"""`pixels`: no tokenizer. The denoiser works on pixels scaled to [-1, 1]."""
+"""`pixels`: no tokenizer.
+
+Define the tokenizer without a network, with which the denoiser works on pixels scaled to [-1, 1].
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from tintype.seams import Draws
 from tintype.tokenizers.part import Compression, Pipeline, TokenizerPart, to_bytes, to_floats
 
 LEAST_STD = 0.02
-"""Smallest deviation of the pixels of many images: about 2.5 grey levels."""
+"""Smallest standard deviation of the pixels of many images, which is about 2.5 grey levels."""
 
 
 class PixelsSettings(TokenizerPart):
@@ -66,9 +69,10 @@ class Pixels:
         return None
 
     def check_latents(self, mean_C: Tensor, std_C: Tensor) -> str | None:
-        """Return what is wrong with images that have almost no contrast; None if they have contrast.
+        """Describe the problem with images that have almost no contrast; None if they have contrast.
 
-        Mean and deviation are not checked otherwise: the scale is a convention (JiT's, PRX's) that no setting changes.
+        Mean and standard deviation are not checked otherwise, since the scale is a convention (JiT's, PRX's) that no
+        setting changes.
         """
         if float(std_C.max()) >= LEAST_STD:
             return None

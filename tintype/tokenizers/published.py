@@ -1,7 +1,8 @@
-"""Autoencoders of diffusers, from the Hugging Face hub or a local folder. A kind names its class and its size.
+"""Autoencoders of diffusers, from the Hugging Face hub or a local folder. A kind of tokenizer names the class and the
+size of an autoencoder.
 
-Defaults of diffusers' classes are never used if the checkpoint does not state them. Otherwise FLUX.2's autoencoder,
-loaded with FLUX.1's class, would silently be scaled by 0.18215.
+If a checkpoint does not state a value, the default of the class in diffusers is never used. Otherwise FLUX.2's
+autoencoder, loaded with FLUX.1's class, would be scaled by 0.18215 without an error.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tintype.tokenizers.part import AutoencoderOutline, Posterior
 
 
 class DiffusersPart(LatentPart):
-    """Settings of an autoencoder with a class in diffusers."""
+    """Settings of an autoencoder that has a class in diffusers."""
 
     class_name: ClassVar[str]
 
@@ -40,8 +41,8 @@ class DiffusersPart(LatentPart):
         return AutoencoderOutline(network, network.encode, network.decode, 2 if self.compute == "bf16" else 4)
 
     def stated_normalisation(self, network: Untyped, stated: Mapping[str, Untyped]) -> Normalisation:
-        """Return the normalisation by `latents_mean` and `latents_std` if the config states them, as REPA-E's code
-        does.
+        """Return the normalisation by `latents_mean` and `latents_std` if the config contains them, as in REPA-E's
+        code.
 
         Otherwise use the config's `scaling_factor` and `shift_factor`.
         """

@@ -1,9 +1,9 @@
-"""`rae`: tokens of a frozen representation encoder as latents, and a trained vision transformer that decodes them.
+"""`rae`: a frozen representation encoder whose tokens are the latents, and a trained vision transformer as decoder.
 
 (Zheng et al. 2025, "Diffusion Transformers with Representation Autoencoders", arXiv 2510.11690.)
 
-A latent is the encoder's token of a patch, after a layer norm without weights over its channels. `encode` then
-normalises each channel with its mean and deviation, which were measured after training.
+A latent is the encoder's token for a patch, after a layer norm over channels without weights. `encode` then normalises
+each channel by its mean and standard deviation, which were measured after training.
 
 Differs: the encoder's own last norm keeps its weights, and the authors normalise each position separately. The decoder
 has no class token.
@@ -40,11 +40,11 @@ _CPU = torch.device("cpu")
 _FIRST_GRID = (4, 4)
 _EPS = 1e-6
 _LONGEST = 10_000.0
-"""Longest wavelength of the position encoding, in patches over 2 π."""
+"""Longest wavelength of the position encoding, in patches divided by 2 π."""
 
 
 class RaeShape(Settings):
-    """Settings of the decoder's shape, by default a ViT-B; the authors' largest is a ViT-XL."""
+    """Settings of the decoder's shape, by default a ViT-B; the largest decoder of the authors is a ViT-XL."""
 
     stride_px: int = Field(16, ge=2, description="Pixels per latent along each side, and per patch of the decoder")
     width: int = Field(768, ge=4, multiple_of=4, description="Width of the decoder's tokens")
@@ -59,7 +59,7 @@ class RaeShape(Settings):
 
 
 class RaeEncoder:
-    """A frozen network as the encoder, for images of any size. All sizes share one network."""
+    """A frozen network as the encoder, for images of any size. All image sizes use the same network."""
 
     def __init__(self, settings: TeacherPart, stride_px: int, device: torch.device) -> None:
         first = settings.build(_FIRST_GRID, device)
@@ -79,7 +79,7 @@ class RaeEncoder:
 
 
 class _Block(nn.Module):
-    """A pre-norm transformer block: attention and an MLP, each with a residual connection."""
+    """A pre-norm transformer block with attention and an MLP, each with a residual connection."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class _Block(nn.Module):
 
 
 class RaeDecoder(nn.Module):
-    """The trained decoder in fp32, with the statistics of the latents. Images are floats in [-1, 1]."""
+    """The trained decoder in fp32, together with the statistics of the latents. Images are floats in [-1, 1]."""
 
     latent_mean: Tensor
     latent_std: Tensor
@@ -114,7 +114,7 @@ class RaeDecoder(nn.Module):
         self.register_buffer("latent_std", torch.ones(1, channels, 1, 1))
 
     def decode_raw(self, raw_BCHW: Tensor) -> Tensor:
-        """Decode latents before normalisation, as the encoder gives them."""
+        """Decode latents before normalisation, in the scale of the encoder's output."""
         rows, columns = raw_BCHW.shape[-2:]
         token_BLD = self.embed(raw_BCHW.flatten(2).transpose(1, 2))
         token_BLD = token_BLD + positions(rows, columns, self.shape.width, raw_BCHW.device)
@@ -125,7 +125,7 @@ class RaeDecoder(nn.Module):
 
 
 def positions(rows: int, columns: int, width: int, device: torch.device) -> Tensor:
-    """Return position encodings [L, width]: sines and cosines of the row in one half, of the column in the other."""
+    """Return position encodings [L, width]; one half has sines and cosines of the row, the other half of the column."""
     quarter = width // 4
     frequency = _LONGEST ** -(torch.arange(quarter, dtype=torch.float64, device=device) / quarter)
     row_L, column_L = torch.meshgrid(
@@ -156,7 +156,10 @@ class Rae(MeasuredTokenizer):
 
 
 class RaeSettings(FolderPart):
-    """A trained rae. The record in its folder names the encoder, which is loaded from its original source."""
+    """A trained rae.
+
+    The record in the tokenizer's folder names the encoder, which is loaded from its original source.
+    """
 
     files: ClassVar[TrainedFiles] = FILES
 

@@ -1,8 +1,8 @@
-"""`small-vae`: our own convolutional variational autoencoder with a few million parameters.
+"""`small-vae`: a convolutional variational autoencoder of tintype, with a few million parameters.
 
-`tintype tokenizer train` trains it on any set of images. Its first layer folds 2 × 2 pixels into channels and its last
-layer unfolds them, so that no convolution runs at full resolution. `encode` normalises each channel of the latents with
-its mean and deviation, which were measured after training.
+`tintype tokenizer train` trains a small-vae on any set of images. The first layer folds 2 × 2 pixels into channels and
+the last layer unfolds them, so that no convolution runs at full resolution. `encode` normalises each channel of the
+latents by its mean and standard deviation, which were measured after training.
 
 B: images. C: channels. H, W: rows, columns.
 """
@@ -30,7 +30,10 @@ FILES = TrainedFiles("small-vae", WEIGHTS_NAME, RECORD_NAME, FORMAT, "tintype to
 _CPU = torch.device("cpu")
 _GROUPS = 8
 _LOGVAR = (-30.0, 20.0)
-"""Bounds on the log variance. Beyond them the exponential no longer matters, but the gradient would still grow."""
+"""Bounds on the log variance.
+
+Beyond the bounds, the exponential no longer matters, but the gradient would still grow.
+"""
 
 
 class SmallVaeShape(Settings):
@@ -43,12 +46,15 @@ class SmallVaeShape(Settings):
 
     @property
     def widths(self) -> list[int]:
-        """Return the channels at a half, a quarter, … of the resolution."""
+        """Return the numbers of channels at 1/2, 1/4, … of the resolution."""
         return [self.width * 2**level for level in range(self.stride_px.bit_length() - 1)]
 
 
 class _Residual(nn.Module):
-    """A residual block of two convolutions, each after a group norm. It starts as the identity."""
+    """A residual block with two convolutions, each of which follows a group norm.
+
+    The block is initialised as the identity.
+    """
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -71,7 +77,7 @@ def _head(channels_in: int, channels_out: int) -> list[nn.Module]:
 
 
 def _begin_as_enlarging(layer: nn.Conv2d) -> None:
-    """Initialise the four pixels of each sub-pixel group alike, to avoid a checkerboard (ICNR, arXiv 1707.02937)."""
+    """Give a sub-pixel group's four pixels equal initial weights, to avoid a checkerboard (ICNR, arXiv 1707.02937)."""
     assert layer.bias is not None
     with torch.no_grad():
         for values in (layer.weight, layer.bias):
@@ -79,7 +85,7 @@ def _begin_as_enlarging(layer: nn.Conv2d) -> None:
 
 
 class Vae(nn.Module):
-    """The network in fp32, with the statistics of its latents. Images are floats in [-1, 1]."""
+    """The network in fp32, together with the statistics of its latents. Images are floats in [-1, 1]."""
 
     diffusers_network = None
     latent_mean: Tensor
@@ -119,21 +125,22 @@ class Vae(nn.Module):
         return Posterior(mean_BCHW, logvar_BCHW.clamp(*_LOGVAR))
 
     def decode_raw(self, raw_BCHW: Tensor) -> Tensor:
-        """Decode latents before normalisation, as the posterior gives them."""
+        """Decode latents before normalisation, as sampled from the posterior."""
         x_BCHW: Tensor = self.decoder(_channels_last(raw_BCHW))
         return x_BCHW.float()
 
 
 def _channels_last(x_BCHW: Tensor) -> Tensor:
-    """Convert activations to channels-last, which is two to three times as fast on a CPU.
+    """Convert activations to channels-last, which makes a CPU two to three times as fast.
 
-    Weights keep their layout: otherwise a resumed optimizer's moments would have another layout than the weights.
+    The layout of the weights does not change, since a resumed optimizer's moments would otherwise have another layout
+    than the weights.
     """
     return x_BCHW.contiguous(memory_format=torch.channels_last)
 
 
 class SmallVae(MeasuredTokenizer):
-    """The tokenizer: its latents are the posterior's mean or a sample from the posterior, normalised."""
+    """The tokenizer: its latents are the mean of the posterior or a sample from it, normalised."""
 
     network: Vae
 

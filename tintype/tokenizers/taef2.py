@@ -1,4 +1,5 @@
-"""`taef2`: a tiny autoencoder with FLUX.2's latents (madebyollin/taef2), as our own module, since diffusers has none.
+"""`taef2`: a tiny autoencoder with the latents of FLUX.2 (madebyollin/taef2), implemented in tintype since diffusers
+has none.
 
 The network was trained on images in [0, 1].
 
@@ -34,7 +35,7 @@ class Taef2Settings(LatentPart):
     channels: Channels = _LATENT
     stride_px: StridePx = _STRIDE_PX
     scale: Scale = 1.15
-    """The reciprocal of the latents' deviation on photographs, 0.87. The checkpoint states no scale."""
+    """The reciprocal of 0.87, the standard deviation of the latents on photographs. The checkpoint states no scale."""
 
     def build(self, device: torch.device) -> PublishedTokenizer:
         self.check_compression(_LATENT, _STRIDE_PX)
@@ -67,7 +68,7 @@ class _Taef2(PublishedTokenizer):
 
 
 class Taef2(nn.Module):
-    """Encoder and decoder; the layers have the indices in the published files."""
+    """Encoder and decoder, whose layers have the same indices as in the published files."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +110,10 @@ class _SoftClamp(nn.Module):
 
 
 class _Block(nn.Module):
-    """A residual block of three convolutions. If pooled, it first adds features normalised over the whole image."""
+    """A residual block of three convolutions.
+
+    If `pooled` is true, the block first adds features normalised over the whole image.
+    """
 
     def __init__(self, pooled: bool = False) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The folder of a tokenizer that `tintype tokenizer train` wrote: weights, and a record with their SHA-256."""
+"""The folder of a tokenizer that `tintype tokenizer train` wrote, with weights, and with a record of their SHA-256."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ class TrainedFiles:
         return (folder / self.record).exists()
 
     def write(self, folder: Path, tensors: Mapping[str, Tensor], record: Callable[[str], R]) -> R:
-        """Write the weights, then the record with their SHA-256. So a record exists only for written weights."""
+        """Write the weights, then the record with their SHA-256.
+
+        So if a record exists, the weights were written completely.
+        """
         content = save({name: value.detach().cpu().contiguous() for name, value in tensors.items()})
         made = record(hashlib.sha256(content).hexdigest())
         write_bytes(folder / self.weights, content)
@@ -84,7 +87,7 @@ class TrainedFiles:
 
 
 class FolderPart(TokenizerPart):
-    """Settings of a tokenizer in a trained folder. Channels and stride come from the record."""
+    """Settings of a tokenizer in a trained folder. The number of channels and the stride come from the record."""
 
     files: ClassVar[TrainedFiles]
     why_not_exported: ClassVar[str | None] = "it is tintype's own network, which diffusers has no class for"

@@ -1,1 +1,1 @@
-"""Training: one loop, one update, one state, and checkpoints that survive anything."""
+"""Training: one training loop, one update step, one state, and checkpoints that survive crashes."""

@@ -1,4 +1,4 @@
-"""Check that all ranks were started alike before they work together, and log the rank that holds up the others."""
+"""Check that all ranks start with the same inputs, and log the rank for which the others wait."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tintype.train.folder import RunFolder
 
 
 def agree_on_plan(plan: Plan, world: World, **more: Any) -> None:
-    """Raise on every rank if any rank has another plan, code, plugins or other values in `more`."""
+    """Raise on every rank if any rank has a different plan, code, plugins or values in `more`."""
     if world.size > 1:
         versions = {"tintype": tintype.__version__, "torch": torch.__version__}
         code = {"the code of tintype": code_digest(), "plugins": record_of(parts_of(plan))}
@@ -27,7 +27,10 @@ def agree_on_plan(plan: Plan, world: World, **more: Any) -> None:
 
 @cache
 def code_digest() -> str:
-    """Return the SHA-256 over the package's Python files. An installed package may have no commit."""
+    """Return the SHA-256 over the package's Python files.
+
+    The hash is needed because an installed package may have no commit.
+    """
     package = Path(tintype.__file__).parent
     digest = hashlib.sha256()
     for file in sorted(package.rglob("*.py")):
@@ -37,7 +40,8 @@ def code_digest() -> str:
 
 
 def log_stuck_rank(folder: RunFolder, finding: Finding, text: str) -> str:
-    """Log the rank that held up the others, and return the message. Any rank may call this, not only the first.
+    """Log the rank for which the others wait, and return the message. Any rank may call this function, not only the
+    first.
 
     The event has the step of the newest checkpoint, since events of later steps are dropped when the run resumes.
     """

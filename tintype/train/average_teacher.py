@@ -1,4 +1,4 @@
-"""The denoiser with the averaged weights, as the teacher of a loss term."""
+"""Use the denoiser with averaged weights as the teacher of a loss term."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from tintype.settings import PrecisionSettings
 
 
 class AverageTeacher:
-    """Run the denoiser on the averaged weights in place, without a second copy that could be outdated.
+    """Run the denoiser directly on the averaged weights, without a second copy that could be outdated.
 
-    Its blocks do not use fused kernels, which cache bf16 copies of weights and would miss updates of the averages.
+    The averaged denoiser does not use fused kernels, since they cache bf16 copies of weights and would miss updates of
+    the averages.
     """
 
     def __init__(self, settings: AverageSettings, average: WeightAverage, precision: PrecisionSettings) -> None:

@@ -1,7 +1,4 @@
-"""Read the micro-batches of a step: images, captions and cached teacher outputs.
-
-B: samples.
-"""
+"""Read the micro-batches of a step, with images, captions and cached teacher outputs. B: samples."""
 
 from __future__ import annotations
 
@@ -20,15 +17,15 @@ from tintype.text.frozen import FrozenTextEncoder
 from tintype.train.session import Session, Term
 
 PREFETCHED_BATCHES = 3
-"""Micro-batches to prefetch, so that one slow image does not stall a step."""
+"""Number of micro-batches to prefetch, so that a slow image does not stall a step."""
 
 
 @dataclass(frozen=True)
 class StepText:
-    """The captions of a step's micro-batches, and their encodings."""
+    """The captions of a step's micro-batches, and their embeddings."""
 
     captions: Mapping[int, Captions]
-    """Captions by the position of a micro-batch's first sample."""
+    """Captions of each micro-batch, by the position of its first sample."""
     encode: Callable[[Sequence[str]], TextTokens]
 
 
@@ -41,16 +38,16 @@ class Batch:
     text: TextTokens
     draws: Draws
     terms: Sequence[Term]
-    """Loss terms that have a weight at this step."""
+    """Loss terms with a non-zero weight at this step."""
     seen: Mapping[str, Tensor | None]
-    """Output of each term's `look`, by the term's name."""
+    """Output of each loss term's `look` method, by the term's name."""
     step: int
     without_caption: int
-    """Number of samples whose image has no caption to choose; these samples get the null caption."""
+    """Number of samples whose image has no usable caption; these samples get the null caption."""
 
 
 def _prefetch(parts: Session, first: int, count: int) -> None:
-    """Prefetch this rank's images of the next micro-batches, with the image size and batch size of their stages.
+    """Prefetch this rank's images for the next micro-batches, with the image size and batch size of their stages.
 
     The cached outputs of `look` for these images are prefetched too.
     """
@@ -69,7 +66,7 @@ def _prefetch(parts: Session, first: int, count: int) -> None:
 
 
 def captions_at(parts: Session, first: int, count: int, step: int) -> Captions:
-    """Return the captions of the samples at positions first … first + count - 1.
+    """Return the captions of the samples at positions first to first + count - 1.
 
     Every call returns the same captions.
     """
@@ -79,10 +76,11 @@ def captions_at(parts: Session, first: int, count: int, step: int) -> Captions:
 
 
 def read_text(parts: Session, firsts: Sequence[int], count: int, step: int, clock: Clock) -> StepText:
-    """Draw the captions of a step's micro-batches, which begin at positions `firsts` on this rank.
+    """Draw the captions of a step's micro-batches, which start at positions `firsts` on this rank.
 
-    A frozen encoder encodes several micro-batches here, in few passes with many tokens each. A trainable encoder
-    encodes within each micro-batch, so that gradients flow. An encoder with a cache has encoded before the first step.
+    A frozen encoder encodes several micro-batches here, in few forward passes with many tokens each. A trainable
+    encoder encodes each micro-batch separately, so that gradients flow. An encoder with a cache has encoded all
+    captions before the first step.
     """
     with clock.part("data"):
         captions = {first: captions_at(parts, first, count, step) for first in firsts}
@@ -96,7 +94,7 @@ def read_text(parts: Session, firsts: Sequence[int], count: int, step: int, cloc
 def read_batch(
     parts: Session, first: int, count: int, step: int, clock: Clock, step_text: StepText | None = None
 ) -> Batch:
-    """Read the samples at positions first … first + count - 1, including their captions unless `step_text` has them."""
+    """Read the samples at positions first to first + count - 1, with their captions unless `step_text` has them."""
     step_text = step_text or read_text(parts, [first], count, step, clock)
     captions = step_text.captions[first]
     plan, device = parts.plan, parts.device

@@ -1,12 +1,14 @@
 """Atomic checkpoints: complete or absent.
 
-A checkpoint is written to a temporary folder with a SHA-256 for each file, flushed, and renamed into place. Only then
-are older checkpoints pruned. The loader goes from the newest to the oldest, verifies each, and moves damaged
-checkpoints aside. A checkpoint has only safetensors and JSON files, so loading never runs code. A checkpoint also has
-copies of the run's small files (`records`) and the number of lines in the run's logs. The manifest has the SHA-256 of
-the other files and the checkpoint's seal. A checkpoint of another run or another step counts as damaged.
+A checkpoint is written to a temporary folder with a SHA-256 for each file, flushed, and renamed to its final path.
+Older checkpoints are deleted only after that. The loader tries checkpoints from the newest to the oldest, verifies
+each, and moves damaged checkpoints aside. A checkpoint contains only safetensors and JSON files, so loading never
+executes code. A checkpoint also contains copies of the run's small files (`records`) and the number of lines in the
+run's logs. The manifest contains the SHA-256 of the other files and the checkpoint's seal. A checkpoint of a different
+run or step counts as damaged.
 
-The tensors are in one file, or in one file per rank that holds shards (`shards`). Any number of ranks can load both.
+The tensors are in a single file, or in one file for each rank that holds shards (`shards`). Any number of ranks can
+load either form.
 """
 
 from __future__ import annotations
@@ -46,18 +48,21 @@ from tintype.wording import again
 FORMAT = 1
 _TENSORS, _SCALARS, _MANIFEST = "state.safetensors", "state.json", "manifest.json"
 _RECORDS = "records.json"
-"""File of the records. The manifest only says whether this file exists, since the file has its own checksum."""
+"""File of the records. The manifest only states whether this file exists, since the file has its own checksum."""
 _WRITING = ".writing-"
 
 
 class DamagedError(Exception):
-    """A checkpoint that is damaged or belongs to another run or step."""
+    """Raised for a checkpoint that is damaged or belongs to a different run or step."""
 
 
 def save(
     folder: Path, state: TrainState, keep: int, world: World = ALONE, records: Mapping[str, Any] | None = None
 ) -> Path:
-    """Commit the state as `folder/step-N` and prune all but the newest `keep`. `records` are stored with it."""
+    """Commit the state as `folder/step-N`, and delete all but the newest `keep` checkpoints.
+
+    `records` are stored with the checkpoint.
+    """
     return commit(folder, state.step, state.tensors(), state.scalars(), world=world, records=records, keep=keep)
 
 
@@ -74,10 +79,11 @@ def commit(
     keep: int | None = None,
     fence: Fence = OPEN,
 ) -> Path:
-    """Write `folder/step-N` atomically, then prune. `what` is its name in messages, `stage` its name in fault points.
+    """Write `folder/step-N` atomically, then delete old checkpoints. `what` is the checkpoint's name in messages, and
+    `stage` is its name in fault points.
 
-    Every rank must call this. The first rank writes all replicated tensors and renames the folder, unless the `fence`
-    stops it.
+    Every rank must call this function. The first rank writes all replicated tensors and renames the folder, unless
+    `fence` stops it.
     """
     fault.point(f"{stage}.begin")
     target = folder_of(folder, step)
@@ -85,9 +91,9 @@ def commit(
 
     @contextmanager
     def stage_of_all() -> Iterator[None]:
-        """Raise an error of one rank on all ranks.
+        """Raise an error of any rank on all ranks.
 
-        After the block, all ranks see the files that one rank has written.
+        After the context ends, all ranks see the files that one rank has written.
         """
         with world.fail_together():
             try:
@@ -155,7 +161,7 @@ def restore(folder: Path, state: TrainState, on_damage: Callable[[Path, str], No
 
 
 def _damage(path: Path, world: World) -> str:
-    """Describe the damage of a checkpoint; '' if it is intact. Each rank checks its share of the files."""
+    """Describe the damage of a checkpoint; '' if there is none. Each rank checks its share of the files."""
     found = ""
     with world.fail_together():
         try:
@@ -166,9 +172,9 @@ def _damage(path: Path, world: World) -> str:
 
 
 def read(path: Path, state: TrainState | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the verified content of a checkpoint.
+    """Return the content of a checkpoint after verification.
 
-    With `state`, tensors are sharded like it, and every rank must call this.
+    With `state`, tensors are sharded like the tensors of `state`, and every rank must call this function.
     """
     stored, _ = verify(path)
     return _content(path, state), stored["scalars"]
@@ -182,7 +188,7 @@ def _content(path: Path, state: TrainState | None) -> dict[str, Tensor]:
 
 
 def describe(path: Path) -> tuple[dict[str, Any], str]:
-    """Return the verified scalars and the recorded SHA-256 of the tensors. The tensors are not read."""
+    """Return the scalars after verification, and the recorded SHA-256 of the tensors. The tensors are not read."""
     stored, wanted = verify(path, [_SCALARS])
     if _TENSORS not in wanted:
         raise DamagedError(f"{_MANIFEST} does not name {_TENSORS}")
@@ -190,7 +196,7 @@ def describe(path: Path) -> tuple[dict[str, Any], str]:
 
 
 def records(folder: Path, remake: str) -> dict[str, Any]:
-    """Return the run's small files and the lengths of its logs from the newest checkpoint; raise if damaged."""
+    """Return the run's small files and its log lengths from the newest checkpoint; raise if they are damaged."""
     for _, found in _every_records(folder, remake):
         if isinstance(found, DamagedFileError):
             raise found
@@ -207,9 +213,10 @@ def whole_records(folder: Path) -> dict[str, Any]:
 def change_records(
     folder: Path, change: Callable[[int, dict[str, Any] | DamagedFileError], dict[str, Any] | None]
 ) -> None:
-    """Replace the records of each checkpoint by the result of `change(step, records or their damage)`.
+    """Replace the records of each checkpoint by the result of `change(step, records)`; if the records are damaged, the
+    damage is passed instead.
 
-    If `change` returns None, the records stay.
+    If `change` returns None, the records do not change.
     """
     for step, found in list(_every_records(folder)):
         if (changed := change(step, found)) is not None:
@@ -219,7 +226,7 @@ def change_records(
 def _every_records(
     folder: Path, remake: str = "the one before is used"
 ) -> Iterator[tuple[int, dict[str, Any] | DamagedFileError]]:
-    """Yield the step and the records, or their damage, of each checkpoint with an intact manifest, newest first."""
+    """Yield the step and the records (or their damage) of each checkpoint with an intact manifest, newest first."""
     for step in reversed(steps(folder)):
         path = folder_of(folder, step)
         try:
@@ -233,7 +240,7 @@ def _every_records(
 
 
 def newest_manifest(folder: Path) -> list[Path]:
-    """Return the manifest of the newest checkpoint; empty without a checkpoint."""
+    """Return the manifest of the newest checkpoint; empty if there is no checkpoint."""
     return [folder_of(folder, step) / _MANIFEST for step in steps(folder)[-1:]]
 
 
@@ -242,7 +249,7 @@ def tensors_file(path: Path) -> Path:
 
 
 def _manifest(path: Path) -> dict[str, Any]:
-    """Return the manifest; raise if it belongs to another run or step."""
+    """Return the manifest; raise if it belongs to a different run or step."""
     older = "finish or export the run with the version that wrote it, which environment.json names"
     try:
         if stored := read_checked(path / _MANIFEST, older, FORMAT):
@@ -284,7 +291,10 @@ def steps(folder: Path) -> list[int]:
 
 
 def newest_whole_step(folder: Path, tensors: bool = True) -> int | None:
-    """Return the step of the newest checkpoint; None if it is damaged. `tensors` also verifies its tensors."""
+    """Return the step of the newest checkpoint; None if the checkpoint is damaged.
+
+    With `tensors`, the checkpoint's tensors are verified too.
+    """
     found = steps(folder)
     try:
         return found[-1] if found and verify(folder_of(folder, found[-1]), None if tensors else [_SCALARS]) else None
@@ -293,7 +303,7 @@ def newest_whole_step(folder: Path, tensors: bool = True) -> int | None:
 
 
 def tidy(folder: Path, world: World, fence: Fence = OPEN) -> int | None:
-    """Remove leftovers of killed processes; return the newest checkpoint's step to all ranks, None if it is damaged."""
+    """Remove leftovers of killed processes; return the newest checkpoint's step to all ranks (None if damaged)."""
     found = None
     with world.fail_together():
         if world.leads:
@@ -303,14 +313,17 @@ def tidy(folder: Path, world: World, fence: Fence = OPEN) -> int | None:
 
 
 def remove_leftovers(folder: Path, fence: Fence = OPEN, suffix: str = "") -> None:
-    """Remove unfinished saves of processes that died; with a `suffix`, only those of one lease holder."""
+    """Remove unfinished saves of processes that died; with a `suffix`, only the saves of one lease holder."""
     leftovers = list(folder.glob(f"{_WRITING}*{suffix}"))
     fence.check()  # so that files of a later lease holder are not removed
     remove_paths(leftovers)
 
 
 def remove_after(folder: Path, step: int, fence: Fence = OPEN) -> None:
-    """Remove the checkpoints of later steps. Each is renamed first, so a kill leaves no half-removed checkpoint."""
+    """Remove the checkpoints of later steps.
+
+    Each checkpoint is renamed first, so that a kill leaves no partly removed checkpoint.
+    """
     remove_leftovers(folder, fence, fence.suffix)
     for later in [one for one in steps(folder) if one > step]:
         path = folder_of(folder, later)
@@ -333,7 +346,7 @@ def _write_tensors(temporary: Path, tensors: Mapping[str, Tensor], world: World)
 
 
 def _flushed_digests(temporary: Path, world: World) -> dict[str, str]:
-    """Flush this rank's share of the files to the disk, and return their SHA-256."""
+    """Flush this rank's share of the files to disk, and return the SHA-256 of each file."""
     names = world.shard(sorted(file.name for file in temporary.iterdir()))
     for name in names:
         flush(temporary / name)

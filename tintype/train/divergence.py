@@ -1,7 +1,8 @@
-"""End runs that have diverged: too many steps were skipped, or weights are not finite or absurdly large.
+"""End runs that have diverged, because too many steps were skipped, or weights are not finite or extremely large.
 
 AdamW and Muon move a weight by about the learning rate per step. So the root mean square of a tensor grows by at most
-steps × learning rate: 100,000 steps at 1e-4 add at most 10. The limit, `train.most_weight_rms`, is 1000 by default.
+steps × learning rate; for example, 100,000 steps at 1e-4 add at most 10. The limit, `train.most_weight_rms`, is 1000 by
+default.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tintype.wording import option
 
 NON_FINITE, SPIKE = "non-finite-step", "skipped-spike"
 SKIPS = (NON_FINITE, SPIKE)
-"""The event names of skipped steps."""
+"""Names of the events for skipped steps."""
 _FIX = f"lower optimizer.lr or lengthen train.warmup_steps, with another {option('out')}"
 
 
@@ -55,7 +56,7 @@ def count_step(folder: RunFolder, parts: Session, state: TrainState, result: Ste
 
 
 def _too_many(train: TrainSettings, state: TrainState, step: int) -> str:
-    """Describe which limit on skipped steps is exceeded; '' if none is."""
+    """Describe the exceeded limit on skipped steps; '' if no limit is exceeded."""
     if state.skips_in_a_row >= train.most_skips:
         return f"{state.skips_in_a_row} steps in a row were skipped"
     share = f"more than train.most_skipped, {train.most_skipped:.0%}"
@@ -67,14 +68,14 @@ def _too_many(train: TrainSettings, state: TrainState, step: int) -> str:
 
 
 def check_weights(parts: Session, state: TrainState) -> None:
-    """Raise DivergedError if a parameter is not finite or too large. Every rank must call this."""
+    """Raise DivergedError if a parameter is not finite or too large. Every rank must call this function."""
     named = dict(parts.modules.named_parameters())
     if found := too_large(named, parts.plan.train.most_weight_rms, parts.layout):
         raise DivergedError(f"the run diverged at step {state.step}: {found}", _FIX)
 
 
 def too_large(named: Mapping[str, Tensor], most_rms: float | None, layout: Layout = ONE) -> str:
-    """Return which tensor is not finite or has a root mean square above `most_rms`, in words, or ''."""
+    """Describe the tensor that is not finite or has a root mean square above `most_rms`; '' if there is none."""
     weights = {name: tensor.detach() for name, tensor in named.items() if tensor.numel()}
     numbers = torch.tensor([float(tensor.numel()) for tensor in weights.values()])
     rms = (_square_sums(list(weights.values()), layout) / numbers).sqrt()
@@ -87,7 +88,7 @@ def too_large(named: Mapping[str, Tensor], most_rms: float | None, layout: Layou
 
 
 def _square_sums(weights: list[Tensor], layout: Layout) -> Tensor:
-    """Return the sum of squares of each tensor over all shards, in float64 on the CPU: fp32 overflows at 1e19."""
+    """Return the sum of squares of each tensor over all shards, in float64 on the CPU, since fp32 overflows at 1e19."""
     norms = torch._foreach_norm([local(weight) for weight in weights], 2, dtype=torch.float64)
     sums = torch.stack([norm.double() for norm in norms]).square()
     in_pieces = torch.tensor([is_sharded(weight) for weight in weights], device=sums.device)

@@ -1,4 +1,4 @@
-"""Make steps bit-identical on every repetition, on a GPU too if `run.deterministic` is set."""
+"""Make training steps bit-identical in every repetition; on a GPU, only if `run.deterministic` is set."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from tintype.train.update import StepResult, update
 
 @contextmanager
 def exact_steps(plan: Plan, world: World) -> Iterator[None]:
-    """Compute all steps with exact fp32, with the plan's number of threads and deterministic algorithms."""
+    """Compute all steps with exact fp32, with the plan's number of threads, and with deterministic algorithms."""
     with exact_fp32(), cpu_threads(plan.run.device, plan.run.threads), deterministic_steps(plan, world):
         yield
 
 
 def deterministic_steps(plan: Plan, world: World) -> AbstractContextManager[None]:
-    """Use only deterministic algorithms, if the plan asks for it and the number of ranks allows it."""
+    """Use only deterministic algorithms, if the plan requests this and the number of ranks allows it."""
     device = choose_device(plan.run.device)
     return deterministic(device, why_inexact(device, plan.run.deterministic, world.size))
 
 
 def take_step(folder: RunFolder, parts: Session, state: TrainState, clock: Clock) -> StepResult:
-    """Take a step. Log an event if an operation has no deterministic form."""
+    """Take a step. If an operation has no deterministic form, log an event."""
     step = state.step + 1
 
     def log_inexact(operation: str) -> None:
@@ -42,7 +42,10 @@ def take_step(folder: RunFolder, parts: Session, state: TrainState, clock: Clock
 
 
 def exact_update(parts: Session, state: TrainState, clock: Clock, on_inexact: Callable[[str], None]) -> StepResult:
-    """Update the weights. If an operation has no deterministic form, report it, allow it and repeat the step."""
+    """Update the weights.
+
+    If an operation has no deterministic form, report and allow the operation, and repeat the step.
+    """
     weight = state.parameters[0]
     version = weight._version
     try:

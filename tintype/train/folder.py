@@ -1,9 +1,9 @@
-"""Write a run's folder: its plan and log files, and the lock that keeps a second process out.
+"""Write a run's folder: its plan, its log files, and the lock that keeps out a second process.
 
-All files carry checksums, and a seal with the hash of the plan and their path in the folder (`tintype.runtime.files`).
-A file of another run or step is refused like a damaged file. The checkpoints have copies of the small files (the
-records), and the number of lines in each log. So training detects damaged and lost files, and restores them if it can
-(`restore_files`).
+All files have checksums, and seals with the hash of the plan and the file's path in the folder
+(`tintype.runtime.files`). A file of a different run or step is refused like a damaged file. The checkpoints contain
+copies of the small files (the records), and the number of lines in each log. So training detects damaged and lost
+files, and restores them if possible (`restore_files`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tintype.wording import again, option
 
 
 class RunFolder:
-    """Writer of a run's folder. Only the first rank writes. The `fence` stops a writer that lost its lease."""
+    """Writer of a run's folder. Only the first rank writes. `fence` stops a writer that has lost its lease."""
 
     def __init__(self, path: Path, world: World = ALONE, fence: Fence = OPEN, label: str = "") -> None:
         self.path, self.world, self.fence, self.writes = path, world, fence, world.leads
@@ -49,16 +49,16 @@ class RunFolder:
         self.diverged_file = path / FAILURES["diverged"]
         self._logs = (self.events_file, self.metrics_file)
         self._known: dict[str, dict[str, Any]] = {}
-        """Records that this process has written or restored."""
+        """Records that this process has already written or restored."""
 
     @property
     def record(self) -> RunRecord:
-        """Return a record of the files in their current state."""
+        """Return a record of the current state of the files."""
         return RunRecord(self.path)
 
     @contextmanager
     def claim(self, plan: Plan) -> Iterator[None]:
-        """Claim the folder for this plan; raise if it has another plan or another process works in it."""
+        """Claim the folder for this plan; raise if it has a different plan, or if another process works in it."""
         with ExitStack() as held:
             with self.world.fail_together():
                 if self.writes:
@@ -71,7 +71,10 @@ class RunFolder:
             yield
 
     def _take_over(self) -> None:
-        """Remove unfinished files of earlier lease holders. Copy the logs, so that late writes have no effect."""
+        """Remove unfinished files of earlier lease holders.
+
+        Replace the logs by copies, so that late writes of other processes have no effect.
+        """
         theirs = files.unfinished_in(self.path)
         self.fence.check()  # so that files of a later lease holder are not removed
         files.remove_paths(theirs)
@@ -84,7 +87,9 @@ class RunFolder:
 
     @contextmanager
     def note_divergence(self) -> Iterator[None]:
-        """Write the reason to a file if the training inside diverges; else remove the file of an earlier divergence."""
+        """Write the reason to a file if training in the context diverges; else remove the file of an earlier
+        divergence.
+        """
         try:
             yield
         except DivergedError as error:
@@ -114,7 +119,7 @@ class RunFolder:
             self.log_event("damaged-file", 0, file=files.PLAN, reason=reason)
 
     def _forget_other_plan(self, plan: Plan) -> None:
-        """Remove the files of an attempt with another plan that failed before its first step."""
+        """Remove the files of an attempt with a different plan that failed before its first step."""
         try:
             same = files.run_of(self.path) == plan.hash
         except UserError:  # plan.yaml is damaged, has no seal, or does not belong to a run
@@ -136,7 +141,7 @@ class RunFolder:
             files.write_checked(self.path / name, content, fence=self.fence)
 
     def records(self) -> dict[str, Any]:
-        """Flush the logs; return copies of the run's small files and the lengths of its logs for a checkpoint."""
+        """Flush the logs; return copies of the run's small files, and the lengths of its logs, for a checkpoint."""
         if not self.writes:
             return {}
         for log in self._logs:
@@ -147,9 +152,9 @@ class RunFolder:
     def restore_files(self) -> None:
         """Restore damaged or lost records and logs, and log an event.
 
-        Records are restored from a checkpoint, and a checkpoint's copies from the records. A damaged log keeps its
-        intact lines. Lost lines of a log cannot be restored, since their steps are not trained again. The event says
-        which lines are lost.
+        Records are restored from a checkpoint, and damaged copies in a checkpoint are restored from the records. A
+        damaged log keeps its intact lines. Lost lines of a log cannot be restored, since their steps are not trained
+        again. The event states which lines are lost.
         """
         if not self.writes:
             return
@@ -162,7 +167,7 @@ class RunFolder:
         checkpoint.change_records(self.checkpoints, self._restored_copies)
 
     def _restored_copies(self, step: int, found: dict[str, Any] | DamagedFileError) -> dict[str, Any] | None:
-        """Return new copies of the run's files for a checkpoint whose copies are damaged."""
+        """Return new copies of the run's files, for a checkpoint with damaged copies."""
         if not isinstance(found, DamagedFileError):
             return None
         self.log_event("damaged-file", 0, file=f"checkpoints/step-{step:09d}/records.json", reason=str(found))
@@ -185,9 +190,9 @@ class RunFolder:
             checkpoint.change_records(self.checkpoints, shorten)
 
     def _restore_record(self, name: str, copies: Mapping[str, dict[str, Any]]) -> None:
-        """Restore a record from the copies.
+        """Restore a record from the copies in checkpoints.
 
-        Without a checkpoint nothing was trained yet, so the record is written again later.
+        If there is no checkpoint, no step was saved yet, so the record is written again later.
         """
         try:
             if found := self.record.read(name):
@@ -210,12 +215,12 @@ class RunFolder:
             self.write_record(LOADED, {**known, **(record.identities if step else {})})
 
     def keep_plugins(self, plan: Plan, step: int) -> None:
-        """Record the plugins that a run begins with. A resumed run keeps its record."""
+        """Record the plugins with which a run begins. A resumed run does not change this record."""
         if not step and (record := record_of(parts_of(plan))):
             self.write_record(PLUGINS, record)
 
     def note_start(self, parts: Session, identities: Mapping[str, str | None], step: int) -> None:
-        """Record the machine and the networks with which the run trains from this step on, and log its warnings."""
+        """Record the machine and the networks that the run uses from this step on, and log the run's warnings."""
         with self.world.fail_together():
             self.keep_identities(identities, step)
             self.keep_plugins(parts.plan, step)
@@ -242,7 +247,7 @@ class RunFolder:
         self.write_record(OPTIMIZER, about)
 
     def _check_same_plan(self, plan: Plan) -> str:
-        """Raise if the folder has another plan; return the damage of plan.yaml if the file can be written again."""
+        """Raise if the folder has a different plan; return the damage of plan.yaml if the file can be rewritten."""
         try:
             there = plan_from_folder(self.path)
         except DamagedFileError as error:
@@ -277,7 +282,7 @@ class RunFolder:
                 self.log_event("warning", step, text=text)
 
     def forget_after(self, step: int) -> None:
-        """Drop the log lines of steps that will be repeated, and a truncated last line."""
+        """Delete the log lines of steps that will be repeated, and a truncated last line."""
         if not self.writes:
             return
         for file in self._logs:
@@ -291,7 +296,7 @@ def _lines_until(lines: Iterable[Mapping[str, Any]], step: int) -> int:
 
 
 def _moved(file: Path) -> str | None:
-    """Set a damaged file aside if it exists, and return its new path."""
+    """Rename a damaged file if it exists, and return its new path."""
     return str(set_aside(file)) if file.exists() else None
 
 

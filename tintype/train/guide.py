@@ -1,6 +1,6 @@
-"""Earlier weights of a run as the guide of its own sampling (autoguidance, arXiv 2406.02507).
+"""Use earlier weights of a run to guide the run's own sampling (autoguidance, arXiv 2406.02507).
 
-The weights come from a snapshot of the weight average (`reconstruct`), or from a checkpoint that the run still has.
+The weights come from a snapshot of the weight average (`reconstruct`), or from a checkpoint that still exists.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from tintype.train.record import RunRecord
 from tintype.wording import option, technique
 
 _ROUNDING = 1e-9
-"""Rounding tolerance in steps for a share of the training: 0.07 of 100 steps is slightly more than 7 as a float."""
+"""Rounding tolerance in steps for a fraction of the training; 0.07 of 100 steps is slightly above 7 as a float."""
 
 
 def with_guides(run: Path, parts: Model, step: int, guides: Iterable[Guide | None]) -> Model:
-    """Return the model with the earlier weights of its run that guidance needs.
+    """Return the model with the earlier weights of the same run that guidance needs.
 
     `step` is the step of the model's weights.
     """
@@ -41,7 +41,7 @@ def with_guides(run: Path, parts: Model, step: int, guides: Iterable[Guide | Non
 def guide_step(plan: Plan, guide: Guide) -> int:
     """Return the step of the guide's weights.
 
-    A share of the training means the plan's first snapshot at or after it.
+    A fraction of the training means the plan's first snapshot at or after this point.
     """
     if isinstance(guide.step, int):
         return guide.step
@@ -52,7 +52,7 @@ def guide_step(plan: Plan, guide: Guide) -> int:
 
 
 def guide_problem(plan: Plan, guide: Guide, scored_at: Iterable[int] = ()) -> str | None:
-    """Return why the guide's weights will be missing, or why a score is due before their step; None if neither."""
+    """Return why the guide's weights will be missing, or that a score is due before their step; None if neither."""
     step, steps = guide_step(plan, guide), plan.train.steps
     if plan.ema is None or not plan.ema.snapshot_due(step, steps):
         return (
@@ -86,7 +86,7 @@ def _load(run: Path, parts: Model, step: int, guide: Guide) -> Model:
 
 
 def _weights(run: Path, plan: Plan, step: int, length: float | None) -> dict[str, Tensor]:
-    """Return the weights by their names in the modules, from a snapshot or else from a checkpoint."""
+    """Return the weights from a snapshot, or else from a checkpoint, by their names in the modules."""
     record = RunRecord(run)
     snapshots = {one.step: one for one in read_snapshots(record.snapshots)}
     if step in snapshots and isinstance(plan.ema, PowerEmaSettings):

@@ -1,10 +1,10 @@
-"""Load a trained run for sampling and scoring, and find the weights among a checkpoint's tensors.
+"""Load a trained run for sampling and scoring, and select the weights among a checkpoint's tensors.
 
-Training can keep the weights of chosen steps, to score them after the run. Kept weights are the weights that sampling
-would load at that step, without any other state. They have the format of a checkpoint, in `kept/step-N` of the run's
-folder. Like snapshots of the weight average, kept weights are written before the checkpoint of their step. A run that
-resumes from a checkpoint removes kept weights of later steps and writes them again. So a kill loses no kept weights,
-and all of them belong to the same training as the checkpoints.
+Training can store the weights of chosen steps ("kept weights"), to score them after the run. Kept weights are the
+weights that sampling would load at their step, without any other state. They have the format of a checkpoint, in
+`kept/step-N` of the run's folder. Like snapshots of the weight average, kept weights are written before the checkpoint
+of their step. A run that resumes from a checkpoint removes kept weights of later steps and writes them again. So a kill
+loses no kept weights, and all kept weights belong to the same training as the checkpoints.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tintype.train.state import TrainState
 KEPT = "kept/"
 """Prefix of the names of kept weights. No other saved tensor has this prefix."""
 OWN = (LOSSES, JOINT_ONLY)
-"""Prefixes of parameters that only the training of the run needs."""
+"""Prefixes of parameters that are needed only to train the run."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _KEPT_AS = {"dtype": "fp32"}
 
@@ -50,10 +50,11 @@ def load_run(
     raw: bool = False,
     kept_step: int | None = None,
 ) -> tuple[Model, int]:
-    """Load a run's newest intact weights; return its model and their step. An average is preferred unless `raw`.
+    """Load the newest intact weights of a run; return the model and the step of the weights. If the run has a weight
+    average, the average is loaded, unless `raw` is true.
 
-    If the run keeps several averages, the average of the first length is loaded. `average` is another average, computed
-    from the run's snapshots. With `kept_step`, load the weights that training kept at this step.
+    If the run has several averages, the average with the first length is loaded. `average` is a different average,
+    computed from the run's snapshots. With `kept_step`, the weights that training kept at this step are loaded.
     """
     record = RunRecord(path)
     record.refuse_diverged()
@@ -93,7 +94,7 @@ def load_run(
 
 
 def weights_words(path: Path, plan: Plan, average: Reconstruction | None = None) -> str:
-    """Describe the weights that `load_run` loads: raw or average. For an export, describe the weights that it holds."""
+    """Describe the weights that `load_run` loads (raw or average); for an export, the weights in the export."""
     if average is not None:
         return average.words
     return str(RunRecord(path).about.get("weights") or ("average" if plan.ema else "raw"))
@@ -131,9 +132,10 @@ def newest_good(path: Path, state: TrainState | None = None) -> tuple[dict[str, 
 
 
 def keep_weights(folder: Path, plan: Plan, state: TrainState, saver: Saver) -> None:
-    """Write the weights that sampling would load at this step, the average if there is one. Every rank must call this.
+    """Write the weights that sampling would load at this step, which are the average if there is one. Every rank must
+    call this function.
 
-    The weights are stored in fp32, like averages. Weights in bf16 convert to fp32 without loss.
+    The weights are stored in fp32, like averages. Weights in bf16 can be converted to fp32 without loss.
     """
     weights = weights_in(state.tensors(), plan.ema)
     tensors = {
@@ -145,14 +147,14 @@ def keep_weights(folder: Path, plan: Plan, state: TrainState, saver: Saver) -> N
 
 
 def drop_kept(folder: Path, step: int) -> None:
-    """Remove the kept weights of a step. Remove their folder if none are left."""
+    """Remove the kept weights of a step. If no kept weights remain, remove their folder."""
     shutil.rmtree(checkpoint.folder_of(folder, step), ignore_errors=True)
     if folder.is_dir() and not checkpoint.steps(folder):
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def weights_in(tensors: Mapping[str, Tensor], average: AverageSettings | None) -> dict[str, Tensor]:
-    """Return the averaged or else the raw weights by their names in the modules, without training's own parameters."""
+    """Return averaged or else raw weights, by their names in the modules, without parameters only for training."""
     weights = under("modules/", tensors)
     if average is not None:
         weights |= average.sampled(under("ema/", tensors))
@@ -166,9 +168,9 @@ def weight_misfits(
     average: AverageSettings | None = None,
     about: Mapping[str, Any] | None = None,
 ) -> str:
-    """List misfits between the modules and a checkpoint's weights and average; '' if all fit.
+    """List the differences between the modules and a checkpoint's weights and average; '' if there are none.
 
-    The expected dtypes follow from the plan `stored_by`, or from what an export says about itself.
+    The expected dtypes follow from the plan `stored_by`, or from the description in an export.
     """
     if about and about.get("dtype") not in DTYPES:
         return f"its record says the type {about.get('dtype')!r}, and exports have {' or '.join(DTYPES)}"

@@ -1,4 +1,4 @@
-"""The training loop, top to bottom: resume, then update, log, save, until the plan's last step."""
+"""The training loop: resume, then update, log and save until the plan's last step."""
 
 from __future__ import annotations
 
@@ -42,9 +42,12 @@ class Outcome:
 
 
 KeepAt = Collection[int]
-"""Steps whose weights are kept for scoring (`train.load`). Keeping weights does not change the training."""
+"""Steps whose weights are stored for scoring (`train.load`). Storing these weights does not change the training."""
 Probe = Callable[[Session, int], dict[str, float]]
-"""Function that measures the model at each save. Its numbers are logged; its time does not count as training time."""
+"""Function that measures the model at each save.
+
+The returned numbers are logged; the function's time does not count as training time.
+"""
 
 
 def train(
@@ -58,10 +61,10 @@ def train(
     fence: Fence = OPEN,
     label: str = "",
 ) -> Outcome:
-    """Train the plan in a folder, resuming if the run has begun. Return unfinished if a signal came.
+    """Train the plan in a folder; resume if the run has begun. Return before the last step if a signal came.
 
-    While another process works in the folder, this function waits, and calls `on_wait` with a sentence. The `fence`
-    stops late writes. Trackers show the run under its `label`.
+    While another process works in the folder, this function waits, and calls `on_wait` with a sentence for the user.
+    `fence` stops writes after the lease is lost. Trackers display the run under the name `label`.
     """
     world = current()
     folder = RunFolder(path, world, fence, label)
@@ -96,7 +99,7 @@ def train(
 
 
 class RunTraining:
-    """The training of a run on every rank: `update`, events, snapshots, metrics and checkpoints."""
+    """The training of a run on every rank, with the update, events, snapshots, metrics and checkpoints."""
 
     def __init__(
         self, folder: RunFolder, parts: Session, state: TrainState, interrupt: Interrupt, probe: Probe, keep_at: KeepAt

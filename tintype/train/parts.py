@@ -1,4 +1,4 @@
-"""Build a model to sample from a plan: its networks, and one registry of all modules that own parameters."""
+"""Build a model for sampling from a plan, with its networks, and with a registry of all modules that own parameters."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tintype.text.frozen import FrozenTextEncoder
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A model to sample from. Parts that only training needs are in `train.session`."""
+    """A model for sampling. Components that only training needs are in `train.session`."""
 
     plan: Plan
     device: torch.device
@@ -37,13 +37,13 @@ class Model:
     objective: seams.Objective
     router: seams.Router
     modules: nn.ModuleDict
-    """All modules with trained weights. Optimizer, average and checkpoint see exactly these modules."""
+    """All modules with trained weights. Optimizer, average and checkpoint use exactly these modules."""
     trained_steps: int | None = None
-    """Number of steps that loaded weights were trained; None for new weights."""
+    """Number of training steps of the loaded weights; None for new weights."""
     opened: seams.ImageSource | None = None
     """The training images if they are already open."""
     guides: Mapping[Guide, Model] = field(default_factory=dict)
-    """The same model with earlier weights, for autoguidance."""
+    """The same model with earlier weights, used for autoguidance."""
 
     @cached_property
     def source(self) -> seams.ImageSource:
@@ -51,7 +51,7 @@ class Model:
         return open_source(self.plan.data, "train", self.device) if self.opened is None else self.opened
 
     def source_of(self, size_px: int) -> seams.ImageSource:
-        """Return the training images in the size of the plan's data, or of a stage."""
+        """Return the training images in the size of the plan's data, or of a training stage."""
         return self.source if size_px == self.plan.data.size_px else open_smaller(self.plan, size_px, self.device)
 
     @cached_property
@@ -59,7 +59,7 @@ class Model:
         return open_order(self.plan.seed, self.plan.data, self.plan.train, self.source)
 
     def route(self, z_BCHW: Tensor, step: int, draws: seams.Draws) -> seams.Route | None:
-        """Return the tokens' route through the blocks for a step of training.
+        """Return the route of the tokens through the blocks for a training step.
 
         The same arguments give the same route.
         """
@@ -74,7 +74,10 @@ class Model:
         route: seams.Route | None = None,
         class_BT: Tensor | None = None,
     ) -> Tensor:
-        """Return the velocity for sampling and validation. Without a `route`, every token goes through every block."""
+        """Return the velocity for sampling and validation.
+
+        Without a `route`, every token passes through every block.
+        """
         return self.velocities(x_t_BCHW, t_B, text, route, class_BT)[0]
 
     def velocities(
@@ -85,13 +88,16 @@ class Model:
         route: seams.Route | None = None,
         class_BT: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the velocity of the image, and the velocity of the class token, or None without a class token."""
+        """Return the velocity of the image, and the velocity of the class token (None without a class token)."""
         output = self.denoiser(x_t_BCHW, t_B, text, route=route or self.router.whole(), class_BT=class_BT)
         return self.objective.velocity(output.prediction_BCHW, x_t_BCHW, t_B), output.class_BT
 
     @cached_property
     def class_tokens(self) -> ClassTokens | None:
-        """Return the teacher of the class token for validation, or None. Sampling needs no teacher."""
+        """Return the teacher of the class token, which validation needs; None if there is none.
+
+        Sampling needs no teacher.
+        """
         found = (loss.teacher for loss in self.plan.losses if isinstance(loss, ClassTokenSettings))
         return next((ClassTokens(teacher, self.device) for teacher in found), None)
 
@@ -119,19 +125,19 @@ def open_smaller(plan: Plan, size_px: int, device: torch.device) -> seams.ImageS
 
 
 LOSSES = "losses_"
-"""Prefix of parameters that a loss term owns. Sampling needs none of them."""
+"""Prefix of parameters that a loss term owns, which sampling does not need."""
 TOKENIZER = "tokenizer."
-"""Prefix of the parameters of a tokenizer that joint training trains.
+"""Prefix of the parameters of a tokenizer that is trained jointly with the denoiser.
 
 These parameters are always fp32, and not averaged.
 """
 JOINT_ONLY = "adversary."
-"""Prefix of parameters that only joint training uses. Sampling needs none of them."""
+"""Prefix of parameters that only joint training uses, and that sampling does not need."""
 JOINT = (TOKENIZER, JOINT_ONLY)
 
 
 def build_model(plan: Plan) -> Model:
-    """Build a model to sample from, replicated on every rank, without anything that only training needs."""
+    """Build a model for sampling, replicated on every rank, without components that only training needs."""
     device = choose_device(plan.run.device)
     networks = build_networks(plan, device, _precision_to_sample(plan.precision, device))
     return Model(
@@ -144,7 +150,7 @@ def build_model(plan: Plan) -> Model:
 
 
 def build_twin(parts: Model) -> Model:
-    """Build a second model for other weights of the same run. Frozen networks and the tokenizer are shared."""
+    """Build a second model for other weights of the same run. Both models share frozen networks and the tokenizer."""
     plan, device = parts.plan, parts.device
     networks = build_networks(plan, device, _precision_to_sample(plan.precision, device), parts)
     trained = {name: network for name, network in vars(networks).items() if network is not parts.tokenizer}
@@ -196,19 +202,22 @@ def _build_text(plan: Plan, device: torch.device) -> seams.TextEncoder:
 
 
 def register(owners: Mapping[str, object]) -> nn.ModuleDict:
-    """Register every part that owns parameters, under its name in checkpoints."""
+    """Register every object that owns parameters, under its name in checkpoints."""
     return nn.ModuleDict({name: owner for name, owner in owners.items() if isinstance(owner, nn.Module)})
 
 
 def lacks_fp8(precision: PrecisionSettings, device: torch.device) -> str:
-    """Return why the device cannot run the plan's FP8 products, in words; '' if it can or the plan has none."""
+    """Return the reason why the device cannot compute the plan's FP8 products; '' if it can or the plan has none."""
     if precision.matmul == "plain" or fp8.runs_on(device):
         return ""
     return f"{device} has no FP8 matrix products (NVIDIA GPUs of compute capability 8.9 and above have)"
 
 
 def _precision_to_sample(precision: PrecisionSettings, device: torch.device) -> PrecisionSettings:
-    """Return the denoiser's precision for sampling. If the device lacks FP8 products, use bf16 with a note."""
+    """Return the denoiser's precision for sampling.
+
+    If the device cannot compute FP8 products, use bf16 and log a note.
+    """
     lacking = lacks_fp8(precision, device)
     if not lacking:
         return precision
@@ -217,6 +226,6 @@ def _precision_to_sample(precision: PrecisionSettings, device: torch.device) -> 
 
 
 def storage_dtype(plan: Plan, name: str) -> torch.dtype:
-    """Return the dtype in which training stores a parameter. The optimizer moments have the same dtype."""
+    """Return the dtype in which training stores a parameter. The optimizer's moments have the same dtype."""
     own = name.startswith((LOSSES, *JOINT))
     return torch.bfloat16 if plan.precision.storage == "bf16" and not own else torch.float32

@@ -1,11 +1,11 @@
-"""Prepare a run before its training time is measured: load its teachers, and fill its caches.
+"""Prepare a run before its training time is measured, by loading its teachers and filling its caches.
 
 The caches hold images, latents, teachers' tokens and caption embeddings. Without this preparation, the first arm of a
-study would spend its training time on caches that all arms use. A step with one uncached image would take nearly as
-long as a step without any cached image.
+study would spend training time on filling caches that all arms use. A step with one uncached image takes nearly as long
+as a step without any cached image.
 
-This module also measures the latents of the first images. Their mean and standard deviation decide the effective noise
-level. With wrongly scaled latents a run trains worse, but raises no error.
+This module also measures the latents of the first images. Their mean and standard deviation determine the effective
+noise level. With wrongly scaled latents, a run trains worse but raises no error.
 
 B: images, C: channels, H, W: latent rows and columns.
 """
@@ -31,18 +31,21 @@ from tintype.train.record import LATENTS
 from tintype.train.session import Session, Term, one_shape
 
 MOST_IMAGES = 256
-"""Number of first images whose latents are measured."""
+"""Number of images, from the first on, whose latents are measured."""
 _MEASURED_BATCH = 32
 _CHUNK_IMAGES = 256
 _CHUNK_LATENTS = 16
 """Images per rank and chunk on a CPU, where a large tokenizer takes seconds per image.
 
-Signals are polled between chunks.
+Signals are checked between chunks.
 """
 
 
 def get_ready(parts: Session, step: int) -> dict[str, str | None]:
-    """Load teachers, and return their identities. One rank of each machine loads first, to download weights once."""
+    """Load teachers, and return their identities.
+
+    On each machine, one rank loads first, so that weights are downloaded only once.
+    """
     found: dict[str, str | None] = {}
     for first in (True, False):
         with parts.world.fail_together():
@@ -54,7 +57,7 @@ def get_ready(parts: Session, step: int) -> dict[str, str | None]:
 def prepare_images(
     parts: Session, images_seen: int, interrupt: Interrupt, on_chunk: Callable[[], None] = lambda: None
 ) -> None:
-    """Prepare the images and captions that training will still read, at most one epoch for each image size.
+    """Prepare the images and captions that training will still read, for at most one epoch of each image size.
 
     A signal ends the preparation.
     """
@@ -66,9 +69,9 @@ def prepare_images(
 
 
 def _chunks(parts: Session, images_seen: int) -> Iterator[Callable[[], None]]:
-    """Yield the work in chunks: the images of each size that training will still read, then the captions.
+    """Yield the work in chunks, first the images of each size that training will still read, then the captions.
 
-    Teachers' tokens are computed only for images that training reads while the loss has a weight.
+    Teachers' tokens are computed only for images that training reads while the loss weight is not zero.
     """
     train, first = parts.plan.train, images_seen
     for until in (*(stage.until for stage in train.stages), train.steps):
@@ -90,7 +93,7 @@ def _chunks(parts: Session, images_seen: int) -> Iterator[Callable[[], None]]:
 
 
 def _chunk(parts: Session, networks: bool) -> int:
-    """Return the size of a chunk, a multiple of the batch: a GPU encodes latents in whole batches only."""
+    """Return the size of a chunk, a multiple of the batch size, since a GPU encodes latents only in whole batches."""
     micro = parts.plan.train.batch // parts.plan.train.accumulate
     slow = networks and parts.device.type == "cpu"
     most = _CHUNK_LATENTS * parts.world.size if slow else _CHUNK_IMAGES
@@ -113,7 +116,7 @@ def _of_whole_blocks(parts: Session, term: Term, ids: Sequence[int]) -> Iterator
 def prepare_ids(parts: Session, ids: Sequence[int], source: ImageSource) -> None:
     """Encode this rank's share of the latents.
 
-    If ranks cannot see each other's files, each rank encodes its missing latents during training.
+    If ranks cannot see each other's files, each rank encodes its missing latents later, during training.
     """
     if parts.kept is not None:
         parts.kept.fill(parts.world.shard(ids))
@@ -122,7 +125,7 @@ def prepare_ids(parts: Session, ids: Sequence[int], source: ImageSource) -> None
 
 
 def _active_span(parts: Session, term: Term, first: int, end: int) -> tuple[int, int]:
-    """Return the first position in first … end - 1 at which a term has a weight, and the position after the last."""
+    """Return the first position in [first, end) at which a term has a weight, and the position after the last one."""
     train, weight_at = parts.plan.train, term.settings.weight_at
     steps = range(train.step_at(first), train.step_at(end - 1) + 1)
     active = next((step for step in steps if weight_at(step)), None)
@@ -133,10 +136,10 @@ def _active_span(parts: Session, term: Term, first: int, end: int) -> tuple[int,
 
 
 def prepare_term(parts: Session, term: Term, ids: Sequence[int], step: int) -> None:
-    """Compute a term's cached outputs for the images at this step's size, always for whole blocks.
+    """Compute a term's cached outputs for the images at this step's size, always for complete blocks.
 
-    All processes share the work block by block, and so do the ranks of a machine. Each process returns once its cache
-    has all outputs.
+    All processes divide the work by blocks, and so do the ranks of a machine. Each process returns when its cache
+    contains all outputs.
     """
 
     def images(some: Sequence[int]) -> torch.Tensor:
@@ -149,7 +152,7 @@ def prepare_term(parts: Session, term: Term, ids: Sequence[int], step: int) -> N
 def prepare_text(parts: Session, first: int, count: int) -> None:
     """Encode this rank's share of the captions of the samples at these positions, and the null caption.
 
-    A caption policy may choose other captions in later epochs. A step then encodes the missing captions.
+    A caption policy may choose other captions in later epochs. A training step then encodes the missing captions.
     """
     if isinstance(parts.text, CachedText):
         train = parts.plan.train
@@ -159,14 +162,14 @@ def prepare_text(parts: Session, first: int, count: int) -> None:
 
 
 def _texts_of_step(parts: Session, step: int, first: int, end: int) -> list[str]:
-    """Return the captions of a step's samples whose positions are in first … end - 1."""
+    """Return the captions of a step's samples whose positions are in [first, end)."""
     train = parts.plan.train
     first, end = max(first, train.images_before(step)), min(end, train.images_before(step + 1))
     return captions_at(parts, first, end - first, step).texts
 
 
 def check_latents(folder: RunFolder, parts: Session, step: int) -> None:
-    """Record mean and standard deviation of the latents; raise if no noise schedule fits latents with these values."""
+    """Record mean and standard deviation of the latents; raise if noise schedules do not work with these values."""
     if step and folder.record.latents:
         return
     mean_C, std_C, images = measure_latents(parts)
@@ -184,7 +187,7 @@ def measure_latents(parts: Session) -> tuple[torch.Tensor, torch.Tensor, int]:
     most = _MEASURED_BATCH if alike is None else gcd(_MEASURED_BATCH, alike)
 
     def latents(first: int) -> torch.Tensor:
-        """Return the latents of a batch of images with one shape."""
+        """Return the latents of a batch of images that all have one shape."""
         position_B = torch.arange(first, min(first + most, count))
         draws = Draws(plan.seed, position_B.to(parts.device))
         return parts.latents(parts.order.ids(first, len(position_B)), None, draws)

@@ -1,14 +1,14 @@
-"""Snapshots of the weight averages. Their weighted sums give averages of any length after the run (EDM2).
+"""Snapshots of the weight averages. Weighted sums of the snapshots give averages of any length after the run (EDM2).
 
 EDM2 is arXiv 2312.02696.
 
-Snapshots are never pruned. They are in `snapshots/step-N`, in the format of a checkpoint. Snapshots are fp32, because
-the reconstruction of a short average is a sum of snapshots with coefficients of ten and more, of both signs
+Snapshots are never deleted automatically. Snapshots are in `snapshots/step-N`, in the format of a checkpoint. Snapshots
+are fp32, because a short average is a sum of snapshots with coefficients of ten and more, of both signs
 (`power_function.fit`). These coefficients would amplify fp16's rounding errors.
 
 A snapshot is written before the checkpoint of its step. A run that resumes from a checkpoint removes the snapshots of
-later steps and writes them again. So all snapshots belong to one training, each step has one snapshot, and a kill loses
-none.
+later steps and writes them again. So all snapshots belong to one training, each step has at most one snapshot, and a
+kill loses none.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ MOST_RESIDUAL = 0.15
 
 
 def take_snapshot(folder: Path, plan: Plan, state: TrainState, saver: Saver | None = None) -> None:
-    """Save the averages if a snapshot is due at this step, without parameters that sampling does not need."""
+    """Save the averages if a snapshot is due at this step, but leave out parameters that sampling does not need."""
     if plan.ema is None or state.ema is None or not plan.ema.snapshot_due(state.step, plan.train.steps):
         return
     stored = state.ema.tensors()
@@ -75,7 +75,7 @@ class Snapshot:
 
 
 def read_snapshots(folder: Path) -> list[Snapshot]:
-    """Return all snapshots, oldest first; raise if one is damaged. The snapshots' tensors are not read."""
+    """Return all snapshots, oldest first; raise if any snapshot is damaged. The snapshots' tensors are not read."""
     found = []
     for step in checkpoint.steps(folder):
         path = checkpoint.folder_of(folder, step)
@@ -96,16 +96,16 @@ def _refuse_damaged(path: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """An average of a given length and step as a weighted sum of snapshots.
+    """An average with a given length and step, represented as a weighted sum of snapshots.
 
-    `residual` is the fraction of the average's weight profile that the sum cannot represent.
+    `residual` is the fraction of the average's weight profile that the sum does not represent.
     """
 
     length: float
     step: int
     residual: float
     terms: tuple[tuple[Snapshot, float, float], ...]
-    """Triples of a snapshot, the length of one of its averages, and the weight in the sum."""
+    """Triples of a snapshot, the length of one of its averages, and the weight of this average in the sum."""
 
     @property
     def words(self) -> str:
@@ -113,7 +113,10 @@ class Reconstruction:
 
     @property
     def name(self) -> str:
-        """Return a name for files made with this average. Another length or other snapshots give another name."""
+        """Return a name for files made with this average.
+
+        A different length or different snapshots give a different name.
+        """
         content = [[snapshot.sha256, length] for snapshot, length, _ in self.terms]
         return f"ema-{self.length!r}-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:8]}"
 
@@ -138,7 +141,7 @@ class Reconstruction:
 
 
 def reconstruction(run: Path, length: float, step: int | None = None) -> Reconstruction:
-    """Return the average of a length at the last snapshot or at `step`; raise if the snapshots cannot represent it."""
+    """Return the average of a length at the last snapshot or `step`; raise if the snapshots cannot represent it."""
     found = try_reconstruction(run, length, step)
     if found.residual > MOST_RESIDUAL:
         count = len({snapshot.path for snapshot, _, _ in found.terms})
@@ -152,7 +155,7 @@ def reconstruction(run: Path, length: float, step: int | None = None) -> Reconst
 
 
 def try_reconstruction(run: Path, length: float, step: int | None = None) -> Reconstruction:
-    """Return the average like `reconstruction`, but accept any residual."""
+    """Return the same average as `reconstruction`, but accept any residual."""
     if not 0 < length < LONGEST:
         raise UserError(f"a length of {length:g}: it must lie between 0 and {LONGEST:.4f}, which is the plain mean")
     snapshots = _snapshots(run)

@@ -1,13 +1,14 @@
-"""The record of a run: all that the files in its folder say about it.
+"""The record of a run, which provides all information from the files in the run's folder.
 
-All code that reads a run's folder uses `RunRecord`; `RunFolder` (`train.folder`) writes the folder. Reading checks
-checksums and seals (`runtime.files`). Each property reads its file on first use and caches the content, so a damaged
-file raises only if it is needed. A record is not updated; make a new record to see what training has written since.
+All code that reads a run's folder uses `RunRecord`; `RunFolder` (`train.folder`) writes the folder. Checksums and seals
+are verified on reading (`runtime.files`). Each property reads its file on first use and caches the content, so a
+damaged file causes an error only if it is needed. A record is not updated; make a new record to see later changes by
+training.
 
-`tintype export --to tintype` writes a folder with a plan and weights, without the training state. It looks like a run's
-folder, so every command that samples or scores a run accepts it. `tintype.json` marks the folder as an export, and
-names the weights and the SHA-256 of the other files. The folder also has copies of local weights, and plan.yaml names
-them by `./`.
+`tintype export --to tintype` writes a folder with a plan and weights, without the training state. Such a folder looks
+like a run's folder, so every command that samples or scores a run accepts it. `tintype.json` marks the folder as an
+export, and names the weights and the SHA-256 of the other files. The folder also contains copies of local weights, to
+which plan.yaml refers by `./`.
 """
 
 from __future__ import annotations
@@ -33,25 +34,28 @@ METRICS, EVENTS = "metrics.jsonl", "events.jsonl"
 LOADED, LATENTS, LINEAGE, IMPORTED = "loaded.json", "latents.json", "lineage.json", "imported.json"
 ENVIRONMENT, OPTIMIZER = "environment.json", "optimizer.json"
 MADE_OF = (LOADED, LATENTS, LINEAGE, IMPORTED, PLUGINS)
-"""The small files that say which models, data and plugins a run's weights come from. An export has them too."""
+"""The small files that state which models, data and plugins were used for a run's weights.
+
+An export contains these files too.
+"""
 RECORDS = (*MADE_OF, ENVIRONMENT, OPTIMIZER)
-"""The small files that describe a run. Each checkpoint has a copy of them."""
+"""The small files that describe a run. Each checkpoint contains a copy of these files."""
 CHECKPOINTS, SNAPSHOTS, KEPT = "checkpoints", "snapshots", "kept"
-"""The folders with tensors."""
+"""The folders that contain tensors."""
 EVALUATION, RESULT = "evaluation", "result.json"
-"""The folder of the evaluations, and the file with the scores of an evaluation."""
+"""The folder of the evaluations, and the file with the scores of one evaluation."""
 ABOUT, FORM = "tintype.json", "tintype"
-"""The file that marks a folder as an export, and its key of the export's form."""
+"""The file that marks a folder as an export, and the file's key for the form of the export."""
 COPIES, LENGTHS = "files", "lines"
-"""Keys of a checkpoint's records: the content of each small file, and the number of lines of each log."""
+"""Keys of a checkpoint's records, for the content of each small file and for the number of lines of each log."""
 
 Failure = Literal["diverged", "failed"]
 State = Literal["done", "unfinished", "diverged", "failed", "exported", "missing"]
-"""State of a run. A run is done once it is trained to its plan's last step, whether or not it is scored."""
+"""State of a run. A run is done when it is trained to its plan's last step, even if it is not scored."""
 FAILURES: Mapping[Failure, str] = {"diverged": "diverged.txt", "failed": "failed.txt"}
-"""The file with the reason why a run diverged, or why a study has no result for the run."""
+"""The file with the reason why a run diverged, or why the run has no result in a study."""
 _NO_CURVES = frozenset({"step", "images", "seconds", "line"})
-"""Numbers of a log line that give its position and not a training curve."""
+"""Numbers of a log line that give its position, and do not belong to a training curve."""
 
 
 def is_run(folder: Path) -> bool:
@@ -60,7 +64,7 @@ def is_run(folder: Path) -> bool:
 
 
 def curve_numbers(line: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a log line that belong to curves, by name."""
+    """Return the numbers of a log line that belong to training curves, by name."""
     return {name: value for name, value in line.items() if name not in _NO_CURVES and files.finite(value) is not None}
 
 
@@ -74,7 +78,7 @@ def _content(name: str) -> cached_property[Mapping[str, Any]]:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """The content of a run's folder. The constructor reads nothing."""
+    """The content of a run's folder. The constructor reads no files."""
 
     path: Path
     known_plan: Plan | None = field(default=None, repr=False, compare=False)
@@ -84,13 +88,13 @@ class RunRecord:
     metrics_file, events_file = _place(METRICS), _place(EVENTS)
 
     environment = _content(ENVIRONMENT)
-    """Machine and versions of the run's last training, and the number of its parameters."""
+    """Machine and versions of the run's last training, and the number of the model's parameters."""
     identities = _content(LOADED)
     """The SHA-256 of each frozen network and of the data, by name."""
     latents = _content(LATENTS)
     """Statistics of the latents."""
     lineage = _content(LINEAGE)
-    """The run whose weights this run started from, with the lineage of that run; empty for any other start."""
+    """The run from whose weights this run started, with the lineage of that run; empty for any other start."""
     imported = _content(IMPORTED)
     """The imported model; empty for a run that was not imported."""
     plugins = _content(PLUGINS)
@@ -105,7 +109,7 @@ class RunRecord:
 
     @property
     def result_files(self) -> list[Path]:
-        """Return the file of each stored evaluation (`evaluation.results` reads them)."""
+        """Return the file of each stored evaluation (`evaluation.results` reads these files)."""
         return sorted((self.path / EVALUATION).glob(f"*/{RESULT}"))
 
     @property
@@ -127,13 +131,13 @@ class RunRecord:
 
     @cached_property
     def failure(self) -> Failure | None:
-        """Return how the run failed; None if it did not fail."""
+        """Describe how the run failed; None if it did not fail."""
         return next((failure for failure, name in FAILURES.items() if (self.path / name).exists()), None)
 
     def reason(self, remake: str) -> str:
-        """Return the last line of the reason why the run diverged or failed, or ''.
+        """Return the last line of the text that explains why the run diverged or failed; '' if there is none.
 
-        `remake` says how to fix a damaged file.
+        `remake` is advice on how to fix a damaged file.
         """
         if self.failure is None:
             return ""
@@ -148,27 +152,33 @@ class RunRecord:
 
     @property
     def saved_step(self) -> int:
-        """Return the step of the newest checkpoint; 0 without a checkpoint."""
+        """Return the step of the newest checkpoint; 0 if there is none."""
         return max(self.saved_steps, default=0)
 
     @cached_property
     def whole_step(self) -> int | None:
-        """Return the step of the newest checkpoint if nothing in it is damaged. This reads its tensors."""
+        """Return the step of the newest checkpoint if it is completely intact.
+
+        This method reads the checkpoint's tensors.
+        """
         return checkpoint.newest_whole_step(self.checkpoints)
 
     @property
     def is_trained(self) -> bool:
-        """Return whether the run is trained to its last step. Tensors are not checked, since hashing them is slow."""
+        """Return whether the run is trained to its last step.
+
+        Tensors are not checked, since computing their hashes is slow.
+        """
         return checkpoint.newest_whole_step(self.checkpoints, tensors=False) == self.plan.train.steps
 
     @property
     def logged_step(self) -> int:
-        """Return the last logged step; 0 without a log."""
+        """Return the last logged step; 0 if there is no log."""
         return int(self.lines[-1]["step"]) if self.lines else 0
 
     @property
     def step(self) -> int:
-        """Return the last logged or saved step."""
+        """Return the last step that was logged or saved."""
         return max(self.saved_step, self.logged_step)
 
     @cached_property
@@ -181,7 +191,7 @@ class RunRecord:
         return found
 
     def curve(self, name: str) -> dict[int, float]:
-        """Return one of the `curves` by step; empty if it was not logged."""
+        """Return one of the `curves` by step; empty if this curve was not logged."""
         logged = ((line["step"], files.finite(line.get(name))) for line in self.lines)
         return {step: value for step, value in logged if value is not None}
 
@@ -195,12 +205,12 @@ class RunRecord:
 
     @property
     def training_s(self) -> float | None:
-        """Return the seconds of the training's steps, without data loading, saves and compilations."""
+        """Return the seconds of the training steps, without data loading, saves and compilation."""
         return speed.seconds_until(self.lines, self.logged_step) if self.lines else None
 
     @property
     def logged_s(self) -> float | None:
-        """Return the seconds of all logged windows: with data loading and compilation, without saves."""
+        """Return the seconds of all logged windows, including data loading and compilation, but without saves."""
         return sum(line["seconds"] for line in self.lines) if self.lines else None
 
     @property
@@ -208,7 +218,7 @@ class RunRecord:
         return speed.time_split(self.lines) if self.lines else {}
 
     def read(self, name: str) -> dict[str, Any]:
-        """Return the content of one of the `RECORDS`; empty if the run has none.
+        """Return the content of one of the `RECORDS`; empty if the run does not have it.
 
         Raise if the file is damaged or lost.
         """
@@ -228,13 +238,13 @@ class RunRecord:
         return self._log(EVENTS)
 
     def _log(self, name: str) -> list[dict[str, Any]]:
-        """Return the lines of a log; raise if lines are lost that a checkpoint has counted."""
+        """Return the lines of a log; raise if lines that a checkpoint has counted are lost."""
         remake = f"{self._command} keeps the lines that are whole and logs the loss"
         return files.read_lines(self.path / name, remake, self._records.get(LENGTHS, {}).get(name, 0))
 
     @cached_property
     def _records(self) -> dict[str, Any]:
-        """Return the newest checkpoint's copies of the small files, and the lengths of its logs; raise if damaged."""
+        """Return the newest checkpoint's copies of the small files, and its log lengths; raise if they are damaged."""
         return checkpoint.records(self.checkpoints, f"{self._command} writes it again from the run's files")
 
     @cached_property
@@ -250,7 +260,7 @@ class RunRecord:
         return f"`tintype train {quote(str(self.path / files.PLAN))} --out {quote(str(self.path))}`"
 
     def refuse_diverged(self) -> None:
-        """Raise DivergedError for a run that diverged: its last weights come from a failed training."""
+        """Raise DivergedError for a run that diverged, since its last weights come from a failed training."""
         if self.failure == "diverged":
             reason = self.reason(f"{self._command} trains it again from its last checkpoint")
             raise DivergedError(
@@ -269,11 +279,11 @@ class RunRecord:
             check_same(where, what, known[name], identity, remedy, only_more_captions)
 
     def check_plugins(self) -> None:
-        """Raise unless the plugins that the run began with are loaded, with the same content."""
+        """Raise unless the plugins of the run's start are loaded, with the same content."""
         check_plugins(self.path, self.plugins)
 
     def check_plan(self) -> None:
-        """Refuse to export a run whose plan.yaml differs from the plan it was trained with."""
+        """Refuse to export a run whose plan.yaml differs from the plan used in training."""
         trained = self.environment.get("plan", self.plan.hash)  # older runs did not record the plan's hash here
         where, what = self.path / ENVIRONMENT, f"hash of {self.path / files.PLAN}"
         check_same(where, what, trained, self.plan.hash, "put back the plan that the run was trained with")

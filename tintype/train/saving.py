@@ -2,7 +2,7 @@
 
 A background save writes a copy of the tensors, since the next step changes the tensors themselves. The thread commits
 in the same way as a foreground save (`checkpoint.commit`), so a kill leaves the same files. Only one step is saved at a
-time: the next save, a stop and the end of the run wait for the running save.
+time, so the next save, a stop and the end of the run wait for the save in progress.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SaveMode = Literal["auto", "wait", "background"]
 
 
 class Commit(Protocol):
-    """Function that writes tensors to their place. Every rank must call it."""
+    """Function that writes tensors to their destination. Every rank must call this function."""
 
     def __call__(self, tensors: Mapping[str, Tensor], /, *, world: World, fence: Fence) -> object: ...
 
@@ -34,11 +34,11 @@ class Commit(Protocol):
 MOST_SHARE = 0.01
 """If saves take more than this fraction of the run's time, `auto` moves them to the background."""
 _MOST_MEMORY = 0.5
-"""Fraction of the available host memory that the copy of a background save may take under `auto`."""
+"""Under `auto`, the copy for a background save may take this fraction of the available host memory."""
 
 
 class Saver:
-    """Write the saves of a run in order. Every rank must make the same calls."""
+    """Writer of a run's saves, which it writes in order. Every rank must make the same calls."""
 
     def __init__(self, mode: SaveMode = "wait", world: World = ALONE, fence: Fence = OPEN) -> None:
         self.mode, self.world, self.fence = mode, world, fence
@@ -56,7 +56,7 @@ class Saver:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Wait for the running save, and raise its error unless another error is already being raised."""
+        """Wait for the save in progress, and raise its error unless another error is already being raised."""
         try:
             if error is None:
                 self.wait()
@@ -66,7 +66,7 @@ class Saver:
             self._thread.shutdown()
 
     def write(self, step: int, tensors: Mapping[str, Tensor], commit: Commit, *, now: bool = False) -> None:
-        """Commit the tensors after all earlier saves; in the background, from a copy, unless `now`."""
+        """Commit the tensors after all earlier saves; in the background, from a copy, unless `now` is true."""
         began = time.perf_counter()
         if step != self._step:
             self.wait()
@@ -80,14 +80,14 @@ class Saver:
         self.stopped_s += time.perf_counter() - began
 
     def wait(self) -> None:
-        """Wait until all saves are on the disk. Raise the error of the first failed save."""
+        """Wait until all saves are on disk. Raise the error of the first save that failed."""
         running, self._running = self._running, []
         with activity.waiting_for_writer():
             for save in running:
                 save.result()
 
     def check(self) -> None:
-        """Raise the error of a background save that has failed on any rank, without waiting for running saves."""
+        """Raise the error of a background save that has failed on any rank, without waiting for saves in progress."""
         if self._running and self.world.any(any(save.done() and save.exception() for save in self._running)):
             self.wait()
 
@@ -97,7 +97,7 @@ class Saver:
         return {"saving_s": seconds} if seconds else {}
 
     def _decide(self, tensors: Mapping[str, Tensor]) -> None:
-        """Under `auto`, switch to background saves if saves have taken too large a share of the time."""
+        """Under `auto`, switch to background saves if saves have taken too large a fraction of the time."""
         slow = self.stopped_s > MOST_SHARE * (time.perf_counter() - self._start_s)
         if self.mode == "auto" and not self.in_background and self.world.any(slow):
             self.in_background = not self.world.any(not _fits(self._own(tensors)))
@@ -115,14 +115,14 @@ class Saver:
         self._running.append(self._thread.submit(write))
 
     def _own(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return the tensors with at least one shard that this rank writes."""
+        """Return the tensors of which this rank writes at least one shard."""
         return tensors if self.world.leads or any(map(is_sharded, tensors.values())) else {}
 
     def copy(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Callable[[], object]]:
         """Return copies in host memory, and a function that waits until the copies are complete.
 
         Tensors of a GPU are copied to pinned memory, which is reused for the next save. The copies are queued on the
-        GPU before the next step's work, so nothing waits for them here.
+        GPU before the next step's work, so this function does not wait.
         """
         copies = {name: self._copy(name, tensor.detach()) for name, tensor in tensors.items()}
         devices = {tensor.device for tensor in tensors.values() if tensor.device.type == "cuda"}
@@ -141,7 +141,7 @@ class Saver:
 
 
 def _fits(tensors: Mapping[str, Tensor]) -> bool:
-    """Return whether a copy fits into half of the available memory; True if the system does not tell."""
+    """Return whether a copy fits into half of the available memory; True if the available memory is unknown."""
     needed = sum(local(tensor).nbytes for tensor in tensors.values())
     file = Path("/proc/meminfo")
     lines = file.read_text().splitlines() if file.exists() else []

@@ -1,4 +1,4 @@
-"""A training session of a plan: its model, data, loss terms and layout over the ranks."""
+"""A training session of a plan, with its model, data, loss terms and layout over the ranks."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ class Session(Model):
     layout: Layout
     gradients: GradientMean
     joint: JointTraining | None
-    """The joint training of the tokenizer; None if the tokenizer is frozen."""
+    """The joint training of the tokenizer and the denoiser; None if the tokenizer is frozen."""
     kept: LatentCache | None
-    """The latents cached on disk; None unless `run.latents` asks for them."""
+    """The latents that are cached on disk; None unless `run.latents` enables the cache."""
     graphs: Graphs = field(default_factory=Graphs)
-    """CUDA graphs of passes outside of networks: the random draws of a batch."""
+    """CUDA graphs of computations outside of networks, which are the random draws of a batch."""
 
     @property
     def world(self) -> World:
@@ -73,12 +73,15 @@ class Session(Model):
 
     @property
     def identities(self) -> dict[str, str | None]:
-        """Return the identities of the frozen parts except teachers. A run only resumes with the same identities."""
+        """Return the identities of the frozen networks and data, except teachers.
+
+        A run can resume only with the same identities.
+        """
         data = {**of_data(self.source), **scored_identity(self.plan.data)}
         return {**data, "tokenizer": self.tokenizer.identity, "text": self.text.identity}
 
     def source_at(self, step: int) -> ImageSource:
-        """Return the images in the size of this step. `source` has the images of the last stage."""
+        """Return the images in the size that this step uses. `source` has the images of the last stage."""
         return self.source_of(self.plan.size_px_at(step))
 
     def by_shape(self, ids: Sequence[int], step: int) -> list[tuple[Shape, list[int]]]:
@@ -102,7 +105,7 @@ class Session(Model):
         return self.kept is None or any(term.part.needs_images for term in terms)
 
     def latents(self, ids: Sequence[int], image_BCHW: Tensor | None, draws: Draws) -> Tensor:
-        """Return the latents of the images on the device. If the latents are cached, `image_BCHW` may be None."""
+        """Return the latents of the images on the device. If the latents are cached, `image_BCHW` can be None."""
         if self.kept is not None:
             return self.kept(ids, draws)
         if image_BCHW is None:
@@ -110,7 +113,10 @@ class Session(Model):
         return self.tokenizer.encode(image_BCHW, draws)
 
     def draw(self, x_BCHW: Tensor, draws: Draws) -> Sample:
-        """Draw noise and t for each sample as the objective says. On a GPU nothing waits for the host."""
+        """Draw noise and t for each sample according to the objective.
+
+        On a GPU, this function does not synchronize with the host.
+        """
         if not x_BCHW.is_cuda or x_BCHW.requires_grad:
             return self.objective.draw(x_BCHW, draws)
         with torch.no_grad():
@@ -130,14 +136,14 @@ class Session(Model):
         return groups
 
     def ready(self, step: int = 0) -> dict[str, str | None]:
-        """Load the teachers that losses need from this step on, and return their identities."""
+        """Load the teachers that losses need from this step on, and return the teachers' identities."""
         running = [term for term in self.terms if not term.settings.schedule.over(step)]
         identities = {term.name: term.part.ready() for term in running}
         return identities | (self.joint.ready() if self.joint else {})
 
 
 def training_device(plan: Plan) -> torch.device:
-    """Return the device that a plan is trained on; raise if it is missing or cannot compute in the plan's precision."""
+    """Return the device on which a plan is trained; raise if it is missing or does not support the plan's precision."""
     device = choose_device(plan.run.device)
     if lacking := lacks_fp8(plan.precision, device):
         raise UserError(f"precision.matmul is fp8, but {lacking}", "use such a GPU, or precision.matmul=plain")
@@ -199,16 +205,19 @@ def build_session(plan: Plan) -> Session:
 
 
 def one_shape(plan: Plan) -> int | None:
-    """Return how many consecutive images are sure to share one shape; None if all images have one shape."""
+    """Return how many consecutive images certainly have the same shape; None if all images have the same shape."""
     return None if len(plan.data.shapes) == 1 else plan.train.alike
 
 
 def _build_terms(plan: Plan, source: ImageSource, device: torch.device, batch: int) -> tuple[Term, ...]:
-    """Build the plan's loss terms. Add a term that trains the projector for the tuning, if no other term trains it."""
+    """Build the plan's loss terms.
+
+    Add a term that trains the projector for joint training, if no other term trains it.
+    """
     unit, several = plan.token_px, len(plan.data.shapes) > 1
 
     def grids(shapes: Sequence[Shape]) -> tuple[Shape, ...]:
-        """Return the distinct token grids of the shapes: in a small stage some grids are equal."""
+        """Return the distinct token grids of the shapes; shapes can have equal grids in a small stage."""
         return tuple(dict.fromkeys((height // unit, width // unit) for height, width in shapes))
 
     place = LossContext(

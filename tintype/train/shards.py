@@ -1,8 +1,8 @@
-"""Store sharded tensors on disk: torch.distributed.checkpoint with safetensors files.
+"""Store sharded tensors on disk by torch.distributed.checkpoint with safetensors files.
 
-Each rank writes its own shards, and replicated tensors are written once. Any number of ranks can read the files, each
-only what it needs. The header of a shard's file says where the shard belongs, as JSON; torch's own format would use a
-pickle.
+Each rank writes its own shards, and replicated tensors are written once. Any number of ranks can read the files, and
+each rank reads only what it needs. The header of a shard's file describes the position of the shard as JSON; torch's
+own format would use a pickle.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 Place = Callable[[str, torch.Size, torch.dtype], Tensor]
-"""Function from a name, full shape and dtype to an empty tensor to read into: full, or sharded over the ranks."""
+"""Function from a name, full shape and dtype to an empty tensor for the data, either full or sharded over the ranks."""
 
 
 def write_shards(folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None = None) -> None:
-    """Write this rank's shards to the folder. Every rank must call this; an error of one rank raises OSError on all."""
+    """Write this rank's shards to the folder.
+
+    Every rank must call this function; an error of one rank raises OSError on all.
+    """
     from torch.distributed.checkpoint import api, hf_storage, state_dict_saver
 
     try:
@@ -34,7 +37,7 @@ def write_shards(folder: Path, tensors: Mapping[str, Tensor], group: dist.Proces
 def read_shards(folder: Path, place: Place, alone: bool) -> dict[str, Tensor]:
     """Read all tensors of a folder into the tensors that `place` returns; raise if shards are missing.
 
-    Unless `alone`, every rank must call this.
+    Unless `alone` is true, every rank must call this function.
     """
     from torch.distributed.checkpoint import api, hf_storage, metadata, state_dict_loader
 

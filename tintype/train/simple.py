@@ -1,7 +1,7 @@
-"""Train modules outside of a run in one process: the small VAE and the scene encoder.
+"""Train modules that do not belong to a run, such as the small VAE and the scene encoder, in one process.
 
-Loop, checkpoints, resume and the check for finite numbers are those of a run's training. A step whose loss or gradient
-is not finite leaves the weights unchanged and ends the training.
+The loop, the checkpoints, resuming and the check for finite numbers are shared with the training of runs. A step whose
+loss or gradient is not finite leaves the weights unchanged and ends the training.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _KEPT = 2
 
 
 def claim_folder(folder: RunFolder, settings: Settings, free: Collection[str]) -> None:
-    """Claim the folder for these settings; raise if it holds a training with other settings.
+    """Claim the folder for these settings; raise if it contains a training with other settings.
 
     Settings in `free` may differ.
     """
@@ -61,7 +61,7 @@ class SimpleStep:
 class SimpleTraining:
     """Train the modules of a state, given the losses of a step and the learning rate of the first group.
 
-    The gradients of each module are clipped separately. `remedy` says what to do about a step that is not finite.
+    The gradients of each module are clipped separately. `remedy` is advice on a step that is not finite.
     """
 
     folder: RunFolder

@@ -1,4 +1,4 @@
-"""Training speed from the lines of a run's log, with the time split by part."""
+"""Compute the training speed from the lines of a run's log, with the time divided by activity."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Line: TypeAlias = Mapping[str, Any]
 
 
 def images_per_s(lines: Sequence[Line]) -> float:
-    """Return images per second of the step's parts without data loading.
+    """Return images per second, computed from the activities of a step without data loading.
 
-    On a GPU the parts of a step run one after another, so their times add up; data loading on the host runs in
+    On a GPU, the activities of a step run one after another, so their times add up; data loading on the host runs in
     parallel.
     """
     windows = [(line["images_per_s"] * line["seconds"], _parts_s(line)) for line in _warm(lines)]
@@ -27,10 +27,10 @@ def images_per_s(lines: Sequence[Line]) -> float:
 
 
 def seconds_until(lines: Sequence[Line], step: int) -> float:
-    """Return the training seconds up to a step, measured as in `images_per_s`: the step's parts without data loading.
+    """Return the training seconds up to a step, measured as in `images_per_s`, without data loading.
 
-    Saves and probes do not count. A window of log lines that took over five times as long as the median window (a
-    compilation, a pause) counts with the median time. All steps of a window count as equally long.
+    Saves and probes do not count. If a window of log lines took over five times as long as the median window (a
+    compilation, a pause), it counts with the median time. All steps of a window count as equally long.
     """
     since = list(zip([0, *(line["step"] for line in lines)], lines, strict=False))
     per_step = [_parts_s(line) / (line["step"] - before) for before, line in since]
@@ -45,10 +45,10 @@ def _parts_s(line: Line) -> float:
 
 
 def time_split(lines: Sequence[Line]) -> dict[str, float]:
-    """Return the share of the time spent in each part; `other` is time outside of all parts.
+    """Return the fraction of the time spent in each activity; `other` is the time outside of all activities.
 
-    Data loading on the host, `data`, can run while the GPU works. If so, the shares are relative to the sum of the
-    parts.
+    Data loading on the host, `data`, can run while the GPU works. In this case, the fractions are relative to the sum
+    of the activities.
     """
     warm = _warm(lines)
     seconds = {part: sum(line["parts"].get(part, 0.0) for line in warm) for part in PARTS}

@@ -1,11 +1,12 @@
-"""Detect steps whose loss or gradient norm is far above the last steps.
+"""Detect steps whose loss or gradient norm is far above the values of the last steps.
 
 The last values stay on the device, so that the host does not wait. The values are part of the state, so that a resumed
-run makes the same decisions as an uninterrupted run. Instead of a spike, the window stores the limit that the spike
-exceeded. So one spike raises the limit little, and a loss that stays at a higher level (larger images, a new loss term)
-is accepted after some steps.
+run makes the same decisions as an uninterrupted run. In place of a spike, the window stores the limit that the spike
+exceeded. So a single spike raises the limit only slightly. A loss that remains at a higher level (larger images, a new
+loss term) is accepted after some steps.
 
-OLMo-core's `SkipStepOptimizer` differs: it stores spikes unchanged and keeps the values out of the state.
+OLMo-core's `SkipStepOptimizer` differs from this, since it stores spikes unchanged and keeps the values out of the
+state.
 
 W: steps of the window. V: values of a step, its loss and its gradient norm.
 """
@@ -18,7 +19,7 @@ from torch import Tensor
 from tintype.settings import SpikeSettings
 
 _LEAST_SPREAD = 0.01
-"""Smallest standard deviation, relative to the mean, so that one percent is no spike in a nearly constant loss."""
+"""Smallest relative standard deviation, so that one percent is not a spike in a nearly constant loss."""
 
 
 class SpikeWindow:
@@ -30,14 +31,14 @@ class SpikeWindow:
         self.seen = torch.zeros((), dtype=torch.int64, device=device)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the window's whole state. A checkpoint saves these tensors and restores them in place."""
+        """Return the complete state of the window. A checkpoint saves these tensors and restores them in place."""
         return {"values": self.value_VW, "seen": self.seen}
 
     @torch.no_grad()
     def is_spike(self, loss: Tensor, grad_norm: Tensor) -> Tensor:
         """Return 1 if the loss or the gradient norm is above its limit, else 0, and store both.
 
-        Before half of the window is filled, no step is a spike.
+        Until half of the window is filled, no step counts as a spike.
         """
         value_V = torch.stack([loss, grad_norm]).to(self.value_VW)
         limit_V, known = self._limits()
@@ -50,7 +51,7 @@ class SpikeWindow:
         return spike.float()
 
     def _limits(self) -> tuple[Tensor, Tensor]:
-        """Return the limits above which values are spikes, and whether enough steps were seen."""
+        """Return the limits above which values count as spikes, and whether enough steps were seen."""
         window = self.settings.window
         count = self.seen.clamp_max(window)
         filled_W = torch.arange(window, device=count.device) < count

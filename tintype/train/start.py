@@ -1,9 +1,9 @@
 """Resume a run from its newest intact checkpoint, or start it from the weights of another run.
 
 A run that starts from another run takes over the weights of the denoiser, the text encoder and the router. The
-optimizer, the weight average and parameters of losses start fresh. The new run records its origin in `lineage.json`,
-together with the other run's lineage. After its first checkpoint, it no longer needs the other run. If the other run
-was imported, its `imported.json` is copied too.
+optimizer, the weight average and parameters of losses start from their initial state. The new run records its origin in
+`lineage.json`, together with the other run's lineage. After its first checkpoint, it no longer needs the other run. If
+the other run was imported, its `imported.json` is copied too.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from tintype.wording import option
 _MUST_FIT = ("objective.kind", "tokenizer.kind", "tuning")
 _MAY_DIFFER = ("model.compile", "model.activation_checkpointing", "text.max_tokens")
 _PLACES = tuple(f"text.{key}" for key in ("weights", "subfolder", "tokenizer_subfolder", "revision", "sha256"))
-"""Settings of a frozen text encoder's location.
+"""Settings that give the location of a frozen text encoder.
 
-The encoder's identity is compared separately.
+The encoder's identity is compared separately from these settings.
 """
 
 
 def resume(folder: RunFolder, state: TrainState) -> None:
-    """Restore damaged files and the newest intact checkpoint; drop later log lines, snapshots and kept weights."""
+    """Restore damaged files and the newest intact checkpoint; delete later log lines, snapshots and kept weights."""
 
     def on_damage(moved_to: Path, reason: str) -> None:
         folder.log_event("damaged-checkpoint", 0, moved_to=str(moved_to), reason=reason)
@@ -58,7 +58,7 @@ def resume(folder: RunFolder, state: TrainState) -> None:
 
 
 def begin(folder: RunFolder, parts: Session, state: TrainState) -> TrainState:
-    """Return the state with the plan's start weights.
+    """Return the state after loading the plan's start weights.
 
     For a resumed run or a random start, return the state unchanged.
     """
@@ -99,7 +99,7 @@ def begin(folder: RunFolder, parts: Session, state: TrainState) -> TrainState:
 
 
 def find_parent(plan: Plan, start: StartPart, run: Path) -> RunRecord:
-    """Return the run that a plan starts from; raise UserError if it does not fit. The run's tensors are not read."""
+    """Return the run from which a plan starts; raise UserError if it does not fit. The run's tensors are not read."""
     path = start.parent(run)
     if path.resolve() == run.resolve():
         raise UserError(
@@ -135,7 +135,7 @@ def find_parent(plan: Plan, start: StartPart, run: Path) -> RunRecord:
 
 
 def unfit_settings(plan: Plan, parent: Plan) -> str:
-    """Return the differing settings that must be equal, in words; empty if there are none."""
+    """Describe the settings that differ but must be equal; empty if there are none."""
     changes = diff(parent, plan)
     free = _MAY_DIFFER if "text.kind" in changes else (*_MAY_DIFFER, *_PLACES)
     different = {
@@ -149,7 +149,7 @@ def unfit_settings(plan: Plan, parent: Plan) -> str:
 
 
 def identity(weights: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 over names, dtypes, shapes and values of the weights."""
+    """Return the SHA-256 over the names, dtypes, shapes and values of the weights."""
     digest = hashlib.sha256()
     for name, tensor in sorted(weights.items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)} ".encode())

@@ -1,8 +1,8 @@
-"""The full state of a run besides its Plan: weights, optimizer, weight average, spike window and counters.
+"""The complete state of a run besides its Plan, with weights, optimizer, weight average, spike window and counters.
 
-The state is a flat mapping from names to tensors, plus JSON scalars. Loading is strict: missing or extra names, other
-shapes and other dtypes are refused before anything is copied. There is no random state (`tintype.rng`), and
-`images_seen` is the only data state (`data.order`).
+The state is a flat mapping from names to tensors, plus JSON scalars. Loading is strict: missing or extra names and
+wrong shapes or dtypes are refused before any tensor is copied. The state contains no random state (`tintype.rng`), and
+its only data state is `images_seen` (`data.order`).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from tintype.train.shards import Place, whole_place
 from tintype.train.spikes import SpikeWindow
 
 _LATE = (LOSSES, "router.", JOINT_ONLY)
-"""Prefixes of parameters that may have no gradient, and so no optimizer state, for the first steps of a schedule."""
+"""Prefixes of parameters that may lack a gradient, and so optimizer state, in the first steps of a schedule."""
 _COUNTERS = ("step", "images_seen", "skips_in_a_row", "skips", "recent_skips")
 _CAME_LATER: dict[str, Any] = {"skips": 0, "recent_skips": []}
-"""Counters that older checkpoints lack, with their values."""
+"""Counters that checkpoints of earlier versions lack, with their values."""
 
 
 class StateMismatchError(Exception):
-    """A stored state does not fit the run, because the plan or the program has changed."""
+    """Raised if a stored state does not fit the run, because the plan or the program has changed."""
 
 
 @dataclass
@@ -51,7 +51,7 @@ class TrainState:
     """Skipped steps among the last `SKIP_WINDOW_STEPS`."""
     spikes: SpikeWindow | None = None
     teacher: AverageTeacher | None = None
-    """The averaged denoiser if a loss term learns from it. This denoiser has no state of its own."""
+    """The averaged denoiser; None if no loss term learns from it. The averaged denoiser has no separate state."""
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -59,9 +59,9 @@ class TrainState:
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
     def places(self) -> Place:
-        """Return where to read stored tensors into.
+        """Return empty tensors into which stored tensors are read.
 
-        Tensors with a weight's name and shape are sharded like that weight.
+        If a tensor has the name and shape of a weight, it is sharded like this weight.
         """
         weights = {name: weight for name, weight in self.modules.named_parameters() if is_sharded(weight)}
 
@@ -89,7 +89,7 @@ class TrainState:
         return {name: copy(getattr(self, name)) for name in _COUNTERS}
 
     def load(self, tensors: Mapping[str, Tensor], scalars: Mapping[str, Any]) -> None:
-        """Load a stored state. If any name, shape or dtype does not fit, raise and leave this state unchanged."""
+        """Load a stored state. If any name, shape or dtype does not fit, raise and do not change this state."""
         counters = _checked_counters(_CAME_LATER | dict(scalars), self.scalars())
         if found := misfits(forms_of(tensors), self._expected_forms(tensors, trained=counters["step"] > 0)):
             raise StateMismatchError(found)
@@ -102,7 +102,7 @@ class TrainState:
             setattr(self, name, value)
 
     def _expected_forms(self, stored: Mapping[str, Tensor], trained: bool) -> dict[str, Form]:
-        """Return the expected shape and dtype of each tensor in the state, after the first step or before it."""
+        """Return the expected shape and dtype of each tensor in the state, either after the first step or before it."""
         now = {name: tensor for name, tensor in self.tensors().items() if not name.startswith("optimizer/")}
         expected = forms_of(now)
         begun = {name.removeprefix("optimizer/").rpartition("/")[0] for name in stored if name.startswith("optimizer/")}
@@ -149,7 +149,7 @@ def build_optimizer(
     layout: Layout,
     joint_lr: Mapping[str, float],
 ) -> torch.optim.Optimizer:
-    """Build the plan's optimizer. Parameters of joint training are in the last groups, which AdamW updates."""
+    """Build the plan's optimizer. Parameters of joint training are in the last groups, which are updated by AdamW."""
     optimizer = settings.build(separate(named).items(), storage, layout)
     for prefix in JOINT:
         if own := [parameter for name, parameter in named.items() if name.startswith(prefix)]:

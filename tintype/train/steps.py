@@ -1,6 +1,6 @@
-"""The loop of every training: take a step, check it, log, save, until the last step or a signal.
+"""The loop of every training: take a step, check it, log and save, until the last step or a signal.
 
-A step is checked before it is logged or saved, so a state that is not finite is never saved, not even on a signal.
+A step is checked before it is logged or saved, so a state with infinite or NaN values is never saved, even on a signal.
 """
 
 from __future__ import annotations
@@ -35,35 +35,35 @@ class Cadence:
 
 
 class Training(Protocol[R]):
-    """A training that `run_steps` drives. `R` is the result of one step."""
+    """A training that `run_steps` drives. `R` is the type of the result of a step."""
 
     @property
     def state(self) -> TrainState: ...
     @property
     def cadence(self) -> Cadence: ...
     def interrupted(self) -> bool:
-        """Return whether a signal asks the training to stop."""
+        """Return whether training must stop because of a signal."""
 
     def take_step(self) -> R:
         """Advance the state by one step."""
 
     def check_step(self, result: R) -> None:
-        """Raise DivergedError if training must not resume after this step."""
+        """Raise DivergedError if training must not continue after this step."""
 
     def finish_step(self) -> None:
-        """Do the work that is due after a step, before the step is logged and saved."""
+        """Do the work that is due after a step, and before the step is logged and saved."""
 
     def log(self, window: Sequence[R], saving: bool) -> Mapping[str, object]:
         """Check the weights, log the steps since the last call, and return the logged line."""
 
     def save(self, now: bool) -> None:
-        """Save the state. With `now`, wait until it is on the disk."""
+        """Save the state. With `now`, wait until the line is on disk."""
 
 
 def run_steps(
     training: Training[R], on_progress: Callable[[Progress], None], begin_step: Callable[[], None] = lambda: None
 ) -> None:
-    """Train to the last step or to a signal, and save."""
+    """Train until the last step or a signal, and save."""
     state, cadence, saved = training.state, training.cadence, training.state.step
     window: list[R] = []
     line: Mapping[str, object] = {}

@@ -1,4 +1,5 @@
-"""One update of the weights: forward and backward per micro-batch, clipping, the decision to skip, the optimizer.
+"""One update of the weights, with forward and backward pass per micro-batch, clipping, the decision to skip, and the
+optimizer.
 
 B: samples of a micro-batch.
 """
@@ -28,22 +29,22 @@ from tintype.train.session import Session
 from tintype.train.state import TrainState
 
 TIME_BINS = 8
-"""Number of equal bins of t. The bins' middles are the times of the validation loss."""
+"""Number of equal bins of t. The middles of the bins are the times of the validation loss."""
 
 
 @dataclass(frozen=True)
 class StepResult:
     losses: dict[str, Tensor]
-    """Each loss term's mean over this rank's share of the batch, and their weighted sum as `loss`."""
+    """Each loss term's mean over this rank's share of the batch, and the weighted sum of these means as `loss`."""
     by_time: Tensor
     """[2, bins]: sum and number of the samples' unweighted main losses, in equal bins of t."""
     step: int
-    """Number of the step, from 1."""
+    """Number of the step, counted from 1."""
     first_position: int
     without_caption: int
-    """Number of samples in this rank's share that read the null caption because they have no other."""
+    """Number of samples in this rank's share that get the null caption because they have no other caption."""
     _numbers: PendingNumbers
-    """Gradient norm, whether the step is skipped, and loss, still on their way from the device."""
+    """Gradient norm, whether the step is skipped, and loss, which are still being copied from the device."""
 
     @property
     def grad_norm(self) -> float:
@@ -60,16 +61,16 @@ class StepResult:
 
     @property
     def loss(self) -> float:
-        """Return the mean loss over the batch if spikes are skipped, else over this rank's share."""
+        """Return the mean loss over the batch if spikes are skipped, otherwise over this rank's share of the batch."""
         return self._numbers.numbers()[2]
 
 
 def update(parts: Session, state: TrainState, clock: Clock) -> StepResult:
-    """Advance the state by one step. A step that is not finite or a spike leaves weights and optimizer unchanged.
+    """Advance the state by one step. If a step is not finite or is a spike, weights and optimizer do not change.
 
-    The host does not wait for the GPU here, unless a loss term does. The decision to skip is made on the device, where
-    the optimizer reads it through `found_inf`, as with torch's gradient scaler. So the host can prepare the next step
-    at the same time.
+    The host does not wait for the GPU in this function, unless a loss term requires it. The decision to skip is made on
+    the device, where the optimizer reads it through `found_inf`, as with torch's gradient scaler. So the host can
+    prepare the next step while the GPU works.
     """
     plan = parts.plan
     batch = plan.train.batch_at(state.step)
@@ -125,7 +126,7 @@ def update(parts: Session, state: TrainState, clock: Clock) -> StepResult:
 
 
 def _clip(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], parts: Session) -> Tensor:
-    """Clip the gradients, or let the optimizer clip them in its own pass. Return their norm."""
+    """Clip the gradients, or let the optimizer clip them as part of its update. Return their norm."""
     norm = gradient_norm(parameters, parts.layout)
     factor = clip_factor(norm, parts.plan.train.clip_norm)
     if getattr(optimizer, "clips", False) and parts.joint is None:
@@ -136,7 +137,7 @@ def _clip(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], parts:
 
 
 def _decide(parts: Session, state: TrainState, loss: Tensor, grad_norm: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the loss, and 1 if the step must be skipped, else 0. The result is the same on every rank."""
+    """Return the loss, and 1 if the step must be skipped, otherwise 0. The result is the same on every rank."""
     skipped = grad_norm.isfinite().logical_not().float()
     if state.spikes is None:
         return loss, skipped
@@ -146,7 +147,7 @@ def _decide(parts: Session, state: TrainState, loss: Tensor, grad_norm: Tensor) 
 
 @dataclass(frozen=True)
 class Losses:
-    """The losses of a micro-batch: each term's mean, their weighted sum as `loss`, and the errors by time."""
+    """The losses of a micro-batch: each term's mean, the weighted sum of means as `loss`, and the errors by time."""
 
     parts: dict[str, Tensor]
     by_time: Tensor
@@ -154,7 +155,7 @@ class Losses:
 
 
 Latents = Callable[[Batch], Tensor]
-"""Function from a micro-batch to the latents that the denoiser is trained on."""
+"""Function from a micro-batch to the latents on which the denoiser is trained."""
 
 
 def micro_batch_losses(
@@ -167,10 +168,10 @@ def micro_batch_losses(
     teacher: AverageTeacher | None = None,
     step_text: StepText | None = None,
 ) -> Losses:
-    """Compute the losses of the samples at positions first … first + count - 1.
+    """Compute the losses of the samples at positions first to first + count - 1.
 
-    The denoiser gets the tokenizer's latents, or the result of `latents` if given. `teacher` is the averaged denoiser,
-    for terms that learn from it. Without `step_text`, this function reads the captions.
+    The input of the denoiser is the tokenizer's latents, or the result of `latents` if given. `teacher` is the averaged
+    denoiser, for loss terms that learn from it. Without `step_text`, this function reads the captions.
     """
     batch = read_batch(parts, first, count, step, clock, step_text)
     z_BCHW = frozen_latents(parts, batch, clock) if latents is None else latents(batch)
@@ -213,7 +214,7 @@ def _tap_average(
     t_B: Tensor,
     taps: frozenset[int],
 ) -> Tapped:
-    """Run the averaged denoiser up to the last tapped block, on the images and noise of a sample at other times."""
+    """Run the averaged denoiser up to the last tapped block, on the samples' images and noise at different times."""
     network = parts.denoiser if teacher is None else teacher.network(parts.denoiser)
     x_t_BCHW = interpolate(sample.x_BCHW, sample.noise_BCHW, t_B)
     class_BT = noised_class_tokens(parts.plan.model.class_token, batch.seen, batch.draws, t_B)
@@ -245,7 +246,7 @@ def lr_factor(plan: Plan, step: int) -> float:
 
 
 def _undo_loss_scale(state: TrainState, plan: Plan) -> None:
-    """Divide the gradients by the loss scale. A power of two loses no precision."""
+    """Divide the gradients by the loss scale. Division by a power of two loses no precision."""
     if plan.precision.loss_scale != 1:
         gradients = [local(one.grad) for one in state.parameters if one.grad is not None]
         torch._foreach_div_(gradients, plan.precision.loss_scale)

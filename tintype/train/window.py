@@ -18,8 +18,8 @@ from tintype.train.update import TIME_BINS, StepResult
 def window_line(parts: Session, state: TrainState, window: Sequence[StepResult], clock: Clock) -> dict[str, Any]:
     """Return the log line of a window, with means over the steps that were not skipped.
 
-    A loss term's mean covers only the steps at which the term had a weight. Its mean weight covers all steps. So the
-    product of both is the term's contribution to the window's mean loss.
+    A loss term's mean covers only the steps at which the term had a weight. The logged mean weight of a term covers all
+    steps. So the product of mean loss and mean weight is the term's contribution to the window's mean loss.
     """
     seconds, split = clock.read()
     taken = [result for result in window if not result.skipped]
@@ -55,7 +55,7 @@ def _mean_losses(window: Sequence[StepResult], taken: Sequence[StepResult], worl
 
 
 def _by_time(taken: Sequence[StepResult], world: World) -> dict[str, float | None]:
-    """Return the velocity's mean squared error in each bin of t, by the bin's middle."""
+    """Return the mean squared error of the velocity in each bin of t, by the middle of the bin."""
     sums = torch.stack([result.by_time for result in taken]).sum(0) if taken else torch.zeros(2, TIME_BINS)
     total, count = world.all_reduce_mean(sums).tolist()
     return {

@@ -1,1 +1,1 @@
-"""Frozen image encoders: as teachers for alignment losses, and for the features of metrics."""
+"""Frozen image encoders: used as teachers for alignment losses, and for the features of metrics."""

@@ -1,4 +1,4 @@
-"""`clip` and `siglip`: encoders that embed images and texts in one space.
+"""`clip` and `siglip`: encoders that map images and texts to the same space.
 
 B: images or texts. C: channels. H, W: rows, columns. L: tokens. D: width of a token. F: size of the feature vector.
 """
@@ -31,16 +31,17 @@ _TEXT_BATCH = 64
 _CLIP_PX, _SIGLIP_PX = 336, 384
 """Input sizes of the published networks."""
 _PROBES = ("A RED ball, 3.5 m off — naïve\tcafé's", "a ball on grass " * 50)
-"""Texts that reveal the handling of case, accents, padding and truncation."""
+"""Test texts that reveal the handling of case, accents, padding and truncation."""
 _OUTPUT = "{} image embedding, not normalised,"
 
 
 class ClipSettings(HubEncoderPart):
-    """Settings of CLIP's projected embeddings of images and texts. The default network is the one of the metric CMMD.
-
-    The forms differ on images that are not square. `cmmd` is the preprocessing of the CMMD paper and of its PyTorch
-    port (arXiv 2401.09603, cmmd/io_util.py). `processor` is the checkpoint's own preprocessing, with which PRX measures
+    """Settings of CLIP's projected embeddings of images and texts. The default network is the network of the metric
     CMMD.
+
+    The forms of preprocessing differ on images that are not square. `cmmd` is the preprocessing of the CMMD paper and
+    of its PyTorch port (arXiv 2401.09603, cmmd/io_util.py). `processor` is the checkpoint's own preprocessing, with
+    which PRX measures CMMD.
     """
 
     reads_text: ClassVar[bool] = True
@@ -95,7 +96,7 @@ class _TextImageEncoder(TransformersEncoder):
     """
 
     def encode_text(self, prompts: Sequence[str]) -> Tensor:
-        """Return one embedding per text. Texts are truncated to the length that the model was trained for."""
+        """Return one embedding per text. Texts are truncated to the text length of the model's training."""
         rows = [self._texts(list(prompts[i : i + _TEXT_BATCH])) for i in range(0, len(prompts), _TEXT_BATCH)]
         return torch.cat(rows)
 
@@ -147,7 +148,7 @@ _IS_ENCODER: type[TextImageEncoder] = _TextImageEncoder  # checked by mypy
 class _ClipEncoder(_TextImageEncoder):
     """Encoder with the projected outputs of CLIP's image tower and text tower. Texts have an attention mask.
 
-    Embeddings are not normalised. A metric that needs unit length normalises them itself.
+    Embeddings are not normalised. A metric that needs vectors of unit length normalises them itself.
     """
 
     def _features(self, input_BCHW: Tensor) -> Tensor:

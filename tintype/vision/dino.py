@@ -1,4 +1,4 @@
-"""`dinov2` and `dinov3`: class tokens are the features of metrics, patch tokens the targets of alignment.
+"""`dinov2` and `dinov3`: class tokens are the features of metrics, and patch tokens are the targets of alignment.
 
 B: images. C: channels. H, W: rows, columns. F: size of the feature vector.
 """
@@ -62,7 +62,10 @@ class _ClassTokenEncoder(TransformersEncoder):
 
 
 class Dinov2Settings(HubEncoderPart):
-    """Settings of DINOv2's class token. `fd` is the definition of FD-DINOv2, `prx` that of PRX's DINO-MMD."""
+    """Settings of DINOv2's class token.
+
+    `fd` is the definition of FD-DINOv2, and `prx` is the definition of PRX's DINO-MMD.
+    """
 
     kind: Literal["dinov2"] = "dinov2"
     form: Literal["fd", "prx"] = Field("fd", description="The definition: FD-DINOv2's, or PRX's DINO-MMD")
@@ -90,7 +93,7 @@ class Dinov2Settings(HubEncoderPart):
 class Dinov3Settings(HubEncoderPart):
     """Settings of DINOv3's class token.
 
-    Float images are resized to a square without keeping proportions, as in the checkpoint's own processor.
+    Float images are resized to a square without preserving the aspect ratio, as in the checkpoint's own processor.
     """
 
     kind: Literal["dinov3"] = "dinov3"
@@ -110,7 +113,8 @@ class Dinov3Settings(HubEncoderPart):
 
 
 class Dinov2TeacherSettings(HubTeacherPart):
-    """Settings of DINOv2's patch tokens after its last norm, with or without registers: the teacher in REPA's paper.
+    """Settings of DINOv2's patch tokens after its last norm, with or without registers, which are the teacher in REPA's
+    paper.
 
     The authors' code calls these tokens `x_norm_patchtokens`.
     """
@@ -125,7 +129,10 @@ class Dinov2TeacherSettings(HubTeacherPart):
 
 
 class Dinov3TeacherSettings(HubTeacherPart):
-    """Settings of DINOv3's patch tokens after its last norm. Its weights are gated and have their own licence."""
+    """Settings of DINOv3's patch tokens after its last norm.
+
+    The network's weights are gated and have a separate licence.
+    """
 
     classes: ClassVar[Mapping[str, str] | None] = DINOV3
     kind: Literal["dinov3"] = "dinov3"

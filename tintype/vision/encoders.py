@@ -29,7 +29,7 @@ ENCODERS: tuple[type[EncoderPart], ...] = (
 )
 
 EncoderChoice = Annotated[EncoderPart, OneOf(ENCODERS), BeforeValidator(kind_alone)]
-"""Any encoder, as a user writes it: `{kind: dinov2, form: prx}`, or only a kind."""
+"""Any encoder in the notation of a plan file, such as `{kind: dinov2, form: prx}`, or only a kind."""
 
 
 TEACHERS: tuple[type[TeacherPart], ...] = (
@@ -41,14 +41,14 @@ TEACHERS: tuple[type[TeacherPart], ...] = (
 )
 
 TeacherChoice = Annotated[TeacherPart, OneOf(TEACHERS), BeforeValidator(kind_alone)]
-"""Any teacher, as a user writes it: `{kind: dinov2, source: FOLDER}`, or only a kind."""
+"""Any teacher in the notation of a plan file, such as `{kind: dinov2, source: FOLDER}`, or only a kind."""
 
 
 def general_encoder() -> tuple[EncoderPart, str]:
     """Return an encoder for distances between any images, and a note if the encoder is a fallback.
 
-    The first choice is FID's Inception, and the second VGG16, among those whose weights are on this machine. If neither
-    has weights here, the same order holds among those that can be downloaded.
+    The first choice is FID's Inception, and the second choice is VGG16. An encoder whose weights are on this machine
+    comes before an encoder whose weights must be downloaded.
     """
     choices = {InceptionSettings(): inception.WEIGHTS, VggSettings(): lpips.WEIGHTS["vgg16"]}
     ways = (encoder for ready in (at_hand, _fetched) for encoder, known in choices.items() if ready(known))
@@ -66,7 +66,10 @@ def general_encoder() -> tuple[EncoderPart, str]:
 
 
 def _fetched(known: Known) -> bool:
-    """Try to download the weights, and return whether it worked. `fetch` reports the reason of a failure."""
+    """Try to download the weights, and return whether the download worked.
+
+    If the download fails, `fetch` reports the reason.
+    """
     try:
         fetch(known)
     except UserError:

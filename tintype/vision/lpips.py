@@ -1,6 +1,6 @@
 """LPIPS: the learned perceptual distance of two images (Zhang et al. 2018, arXiv 1801.03924, eq. 1), version 0.1.
 
-The VGG16 trunk is also an encoder of its own (`vgg.py`).
+The VGG16 trunk is also a separate encoder (`vgg.py`).
 
 B: images. C: channels. H, W: rows, columns.
 """
@@ -43,9 +43,9 @@ class _Convolution:
     kernel: int = 3
     stride: int = 1
     pool_before: int | None = None
-    """Kernel size of the max pool of stride 2 before the convolution, if any."""
+    """Kernel size of the max pool of stride 2 before the convolution; None if there is no pool."""
     tapped: bool = False
-    """Whether LPIPS compares the convolution's output."""
+    """Whether LPIPS compares the output of the convolution."""
 
     @property
     def padding(self) -> int:
@@ -109,7 +109,7 @@ class Trunk(nn.Module):
         return maps
 
     def narrow(self) -> None:
-        """Compute the convolutions in bf16 from now on. The returned maps keep the dtype of the image."""
+        """Compute the convolutions in bf16 from now on. The returned maps have the dtype of the image."""
         for index in range(len(self.plan)):
             for name in (f"weight_{index}", f"bias_{index}"):
                 setattr(self, name, self.get_buffer(name).bfloat16())
@@ -118,7 +118,7 @@ class Trunk(nn.Module):
 class Lpips(nn.Module):
     """The LPIPS distance of two images, with fixed weights.
 
-    For float images in [-1, 1] it is differentiable in both images.
+    For float images in [-1, 1], the distance is differentiable in both images.
     """
 
     def __init__(self, net: Net) -> None:
@@ -149,7 +149,7 @@ class Lpips(nn.Module):
 
 
 def _unit(x_BCHW: Tensor) -> Tensor:
-    """Normalise the channels at each position to unit length. The gradient is finite also for zero channels."""
+    """Normalise the channels at each position to unit length. The gradient is finite even if all channels are zero."""
     length_BCHW = x_BCHW.square().sum(dim=1, keepdim=True).clamp(min=_NORM_EPSILON**2).sqrt()
     return x_BCHW / (length_BCHW + _NORM_EPSILON)
 

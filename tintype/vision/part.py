@@ -1,4 +1,4 @@
-"""Base settings of frozen image encoders for metrics, and of teachers for alignment.
+"""Base classes of settings for frozen image encoders (for metrics) and for teachers (for alignment).
 
 B: images. C: channels. H, W: rows, columns. L: tokens of the grid. D: width of the teacher.
 """
@@ -38,14 +38,17 @@ COMMITS = {
     "facebook/dinov3-vitl16-pretrain-lvd1689m": "ea8dc2863c51be0a264bab82070e3e8836b02d51",
     "google/siglip-so400m-patch14-384": "9fdffc58afc957d1a03a25b10dba0329ab15c2a3",
 }
-"""Default commits of repositories, with safetensors, for settings without a revision."""
+"""Default commits of repositories with safetensors, for settings without a revision."""
 
 Grid = tuple[int, int]
 """Rows and columns of tokens."""
 
 
 class EncoderPart(Part):
-    """Settings of a frozen image encoder. `name` is used in the names of its metrics, and is the kind by default."""
+    """Settings of a frozen image encoder.
+
+    `name` is part of the names of the encoder's metrics; the default is the kind.
+    """
 
     reads_text: ClassVar[bool] = False
 
@@ -68,7 +71,10 @@ class EncoderPart(Part):
         raise NotImplementedError
 
     def outline(self) -> Outline | None:
-        """Return the network without its weights, to count its cost. None if its sizes are unknown."""
+        """Return the network without its weights, for cost estimates.
+
+        The result is None if the sizes of the network are unknown.
+        """
         return None
 
 
@@ -91,7 +97,7 @@ class HubEncoderPart(EncoderPart):
 
     @property
     def number_bytes(self) -> int:
-        """Return the bytes per number in the network's dtype."""
+        """Return the number of bytes of the network's dtype."""
         return 2 if self.arithmetic == "bf16" else 4
 
     def _checkpoint(self, source: str) -> Checkpoint:
@@ -101,7 +107,7 @@ class HubEncoderPart(EncoderPart):
 
 
 class TransformersEncoder(FrozenEncoder):
-    """An encoder from transformers, with tintype's own preprocessing.
+    """An encoder from transformers, with the preprocessing of tintype.
 
     Preprocessing settings that are not given come from the checkpoint.
     """
@@ -122,15 +128,15 @@ class TransformersEncoder(FrozenEncoder):
 
 
 def vision_config(config: Untyped) -> Untyped:
-    """Return the config of the image tower, for a network with several towers."""
+    """If a network has several towers, return the config of the image tower."""
     return getattr(config, "vision_config", config)
 
 
 class Teacher(FrozenEncoder):
     """A frozen network that encodes a clean image to one token for each token of the denoiser.
 
-    The image is resized so that the network's own grid of patches equals the denoiser's grid. Class and register tokens
-    are left out.
+    The image is resized so that the patch grid of the network equals the token grid of the denoiser. Class and register
+    tokens are left out.
     """
 
     def __init__(self, kind: str, network: FrozenNetwork, device: torch.device, grid: Grid, width: int) -> None:
@@ -141,7 +147,7 @@ class Teacher(FrozenEncoder):
 
     @property
     def weights_digest(self) -> str:
-        """Return a digest of the network's weights, which does not depend on the grid and the precision."""
+        """Return a digest of the network's weights, which does not depend on the grid or the precision."""
         return self._frozen.weights_digest
 
     def at_grid(self, grid: Grid) -> Teacher:
@@ -155,8 +161,8 @@ class Teacher(FrozenEncoder):
     def tokens(self, image_BCHW: Tensor, network_batch: int | None = None) -> Tensor:
         """Encode uint8 images to float32 [B, L, D], row by row, without gradient.
 
-        With a `network_batch` the network always sees batches of exactly that size, the last batch padded. On a CPU an
-        image's tokens are then bit-identical, whatever other images are encoded with it.
+        With a `network_batch`, the network always gets batches of exactly this size, and the last batch is padded. On a
+        CPU, the tokens of an image are then bit-identical for any other images in the batch.
         """
         input_BCHW = self.prepare(image_BCHW)
         if network_batch is None:
@@ -182,7 +188,10 @@ class TeacherPart(Part):
         raise NotImplementedError
 
     def outline(self, grid: Grid) -> Outline | None:
-        """Return the network without its weights, to count its cost. None if its sizes are unknown."""
+        """Return the network without its weights, for cost estimates.
+
+        The result is None if the sizes of the network are unknown.
+        """
         return None
 
 
@@ -192,7 +201,7 @@ def row_by_row(map_BDHW: Tensor) -> Tensor:
 
 @contextmanager
 def offering_packaged_teacher() -> Iterator[None]:
-    """Add a hint to a `UserError`: the packaged teacher needs no download."""
+    """Add a hint to a `UserError` that the packaged teacher needs no download."""
     try:
         yield
     except UserError as error:

@@ -1,8 +1,8 @@
-"""`scenes`: a small convolutional network that reads every attribute in an image of a scene.
+"""`scenes`: a small convolutional network that predicts every attribute in an image of a scene.
 
-It is both an encoder for metrics and a teacher. `train_scene_encoder.py` has trained it on tintype's own scenes. The
-weights are part of the package, so that scores of image content need no download. The pooled trunk gives a feature
-vector for Fréchet distances.
+The network is both an encoder for metrics and a teacher. `train_scene_encoder.py` has trained the network on tintype's
+own scenes. The weights are part of the package, so that scores of image content need no download. The pooled output of
+the trunk is a feature vector for Fréchet distances.
 
 B: images. C: channels. H, W: rows, columns. P: positions. Q: queries. K: classes. F: size of the feature vector.
 """
@@ -46,7 +46,7 @@ _WIDTHS = (32, 48, 96, FEATURES)
 
 @dataclass(frozen=True)
 class SceneReading:
-    """Attributes that the network has read from images.
+    """Attributes that the network has predicted from images.
 
     `logits` has "presence" [B, P], each object attribute [B, P, K], and each scene attribute [B, K].
     """
@@ -56,7 +56,10 @@ class SceneReading:
 
 
 class _Convolution(nn.Module):
-    """Convolution, group norm, ReLU. A batch norm would mix the statistics of sharp images and enlarged images."""
+    """Convolution, group norm, ReLU.
+
+    A batch norm would mix the statistics of sharp images with those of enlarged images.
+    """
 
     def __init__(self, channels_in: int, channels_out: int, stride: int = 1) -> None:
         super().__init__()
@@ -85,7 +88,7 @@ class SceneEncoder(nn.Module):
     """Map uint8 images of any size to a `SceneReading`.
 
     Images are scaled to [-2, 2] and resized to 64 px (bilinear, antialiased when shrinking). Each position and each
-    scene attribute has its own learned attention map over the last grid of the trunk.
+    scene attribute has a separate learned attention map over the last grid of the trunk.
     """
 
     def __init__(self) -> None:
@@ -128,7 +131,7 @@ def _first_looks() -> Tensor:
 
 
 def prepared(image_BCHW: Tensor) -> Tensor:
-    """Return the images in the form that the trunk takes: scaled to [-2, 2], 64 px."""
+    """Return the images in the format of the trunk's input, scaled to [-2, 2] at 64 px."""
     check_bytes(image_BCHW)
     scaled_BCHW = image_BCHW.to(torch.float32) * (4.0 / 255.0) - 2.0
     if scaled_BCHW.shape[-2:] != (INPUT_PX, INPUT_PX):
@@ -153,18 +156,18 @@ def _load(weights_path: Path, record_path: Path) -> SceneEncoder:
 
 @cache
 def scene_encoder_record() -> dict[str, Any]:
-    """Return the content of `scene_encoder.json`: the packaged encoder's training and accuracy."""
+    """Return the content of `scene_encoder.json`, which has the packaged encoder's training and accuracy."""
     record: dict[str, Any] = json.loads(RECORD_PATH.read_text())
     return record
 
 
 def visible_attributes(size_px: int) -> frozenset[str]:
-    """Return the attributes that the encoder reads with at least 95% accuracy in every style at this size."""
+    """Return the attributes that the encoder predicts with at least 95% accuracy in every style at this size."""
     return _visible(scene_encoder_record()["accuracy"], size_px)
 
 
 def _visible(accuracy: Mapping[str, Mapping[str, Mapping[str, float]]], size_px: int) -> frozenset[str]:
-    """Return the visible attributes at the largest measured size that is not above `size_px`.
+    """Return the recognisable attributes at the largest measured size that is not above `size_px`.
 
     `accuracy` is nested by size, style and attribute.
     """
@@ -194,7 +197,7 @@ class SceneEncoderSettings(EncoderPart):
 
 
 class SceneFeatures:
-    """Features and readings by the packaged scene encoder."""
+    """Features and predicted attributes of the packaged scene encoder."""
 
     definition = (
         f"pooled last map ({FEATURES} numbers) of tintype's scene encoder; input uint8, scaled to [-2, 2], resized to "
@@ -217,7 +220,7 @@ class SceneFeatures:
 
     @torch.no_grad()
     def read(self, image_BCHW: Tensor) -> SceneReading:
-        """Return the attributes that the images show."""
+        """Return the attributes that the images show, as predicted by the encoder."""
         readings = [self._encoder(chunk.to(self._device)) for chunk in image_BCHW.split(READ_TOGETHER)]
         return SceneReading(
             torch.cat([reading.feature_BF for reading in readings]).cpu(),

@@ -1,11 +1,11 @@
-"""A frozen teacher's tokens of the training images, cached by image id.
+"""Cache the tokens of a frozen teacher for the training images, by image id.
 
-An image's tokens are the same in every epoch. The cache has one row of fp16 tokens per image. With a cache, recomputed
-tokens are rounded to fp16 too, so that they equal cached tokens. All processes of a machine share the rows, in memory
-or on disk, and each row is computed by one process.
+The tokens of an image are the same in every epoch. The cache has one row of fp16 tokens per image. With a cache, newly
+computed tokens are also rounded to fp16, so that they equal cached tokens. All processes of a machine share the rows,
+in memory or on disk, and each row is computed by one process.
 
-A GPU rounds differently depending on an image's index in its batch. So images are encoded in blocks that only depend on
-the data. A row then does not depend on which process computes it, in which order, or what was cached before.
+On a GPU, rounding depends on the index of an image in its batch. So images are encoded in blocks that depend only on
+the data. A row then does not depend on the process that computes it, on the order, or on earlier cache content.
 
 B: images. N: images of the data. M: images whose tokens are computed. L: tokens. D: width of the teacher.
 """
@@ -37,20 +37,20 @@ from tintype.vision.part import Grid, Teacher
 CacheKind = Literal["none", "memory", "disk"]
 
 _CPU_BATCH = 16
-"""The network's fixed batch size on a CPU: kernels round differently for other batch sizes."""
+"""The fixed batch size of the network on a CPU, since kernels round differently for other batch sizes."""
 CACHED_TEACHER_BATCH = 64
 """Largest batch size of the teacher on a GPU. The limit leaves more memory to the denoiser."""
 _BLOCKS_AT_ONCE = 16
 """Number of blocks to look up at a time, so that long lists are not searched for each block."""
 _AHEAD_ON = frozenset({"cuda"})
-"""Device types for which rows are prefetched. On a CPU, prefetching would slow down training itself."""
+"""Device types for which rows are prefetched. On a CPU, prefetching would slow down the training."""
 
 
 class Blocks:
-    """Batches for the teacher: each has up to `size` images of one shape, in the order of their ids."""
+    """Batches for the teacher, each with up to `size` images of one shape, in the order of their ids."""
 
     def __init__(self, size: int, bucket_N: Tensor) -> None:
-        """Group the images into blocks. `bucket_N` has the same number for all images of one shape."""
+        """Divide the images into blocks. `bucket_N` contains the same number for all images of one shape."""
         sorted_N, order_N = bucket_N.sort(stable=True)
         place_N = torch.arange(len(bucket_N))
         bucket_begin_N = torch.searchsorted(sorted_N, sorted_N)
@@ -68,20 +68,21 @@ class Blocks:
 
 @dataclass(frozen=True)
 class TeacherCache:
-    """The teacher's tokens of all images of a source. Missing tokens are computed on request."""
+    """The teacher's tokens for all images of a source. Missing tokens are computed on request."""
 
     teacher: Teacher
     rows: Rows
-    """Tokens of each image, fp16 [L, D].
+    """Tokens of each image, as fp16 [L, D].
 
-    If images have several shapes, L is the maximum, and shorter rows are zero-padded.
+    If images have several shapes, L is the maximum over them, and shorter rows are zero-padded.
     """
     blocks: Blocks
-    """Blocks whose size is the network's fixed batch size."""
+    """Blocks whose size is the fixed batch size of the network."""
     ahead: ReadAhead | None = None
 
     def fill(self, ids: Sequence[int], images: Callable[[Sequence[int]], Tensor]) -> int:
-        """Compute the missing tokens of all blocks that contain these images. `images` returns images by id.
+        """Compute the missing tokens of all blocks that contain these images. `images` is a function that returns
+        images by id.
 
         Return the number of images whose tokens this process has stored.
         """
@@ -90,14 +91,15 @@ class TeacherCache:
         return sum(self.rows.fill_blocks(some, lambda block: self._computed(images(block))) for some in portions)
 
     def expect(self, ids: Sequence[int]) -> None:
-        """Prefetch the tokens of these images, which are the next batch."""
+        """Prefetch the tokens of these images, which are the next training batch."""
         if self.ahead is not None:
             self.ahead.expect(ids)
 
     def __call__(self, image_BCHW: Tensor, ids: Sequence[int]) -> Tensor:
         """Return float32 [B, L, D] on the images' device, with values rounded to fp16.
 
-        Missing tokens are computed from `image_BCHW`. They are not stored, since a training batch is not a block.
+        Missing tokens are computed from `image_BCHW`. Such tokens are not stored, since a training batch is not a
+        block.
         """
         row_BLD = None if self.ahead is None else self.ahead.take(ids)
         if row_BLD is None:
@@ -118,7 +120,7 @@ class TeacherCache:
         return row_BLD[:, :tokens].to(torch.float32)
 
     def at_grid(self, teacher: Teacher) -> TeacherCache:
-        """Return a cache with the same rows for a teacher of another grid, which must be one of the source's grids."""
+        """Return a cache with the same rows for a teacher with another grid, which must be a grid of the source."""
         return replace(self, teacher=teacher)
 
     def _computed(self, image_MCHW: Tensor) -> Tensor:
@@ -135,7 +137,10 @@ class TeacherCache:
 
 
 _in_memory: dict[bytes, tuple[str, Rows]] = {}
-"""Rows by their stamp, with the images that they belong to. The arms and seeds of a study share images."""
+"""Rows by their stamp, together with the images to which they belong.
+
+Rows are shared, since the arms and seeds of a study have the same images.
+"""
 
 
 def open_teacher_cache(
@@ -149,9 +154,9 @@ def open_teacher_cache(
 ) -> TeacherCache:
     """Open or create the cache for all images of a source. Raise a `UserError` if memory or disk space is too small.
 
-    `grids` are the grids of the source's images, if they have several shapes. An image has only one of these grids, so
-    all grids share the rows (`TeacherCache.at_grid`). On a GPU a block has `batch` images, at most
-    `CACHED_TEACHER_BATCH`. Rows differ between block sizes and between GPU models, so each of these has its own cache.
+    `grids` are the grids of the source's images, if they have several shapes. An image has exactly one of these grids,
+    so all grids share the rows (`TeacherCache.at_grid`). On a GPU, a block has `batch` images, but at most
+    `CACHED_TEACHER_BATCH`. Rows depend on the block size and the GPU model, so each combination has a separate cache.
     """
     images = fingerprint(source)
     decides: list[object] = [teacher.identity, data_key, images, teacher.grid, len(source), device.type]
@@ -179,7 +184,10 @@ def open_teacher_cache(
 
 
 def _memory_rows(images: str, content: Content) -> Rows:
-    """Return the rows in memory. Release rows of other images, and if memory is short, all rows that no run uses."""
+    """Return the rows in memory.
+
+    Release the rows of other images; if memory is short, also release all rows that no run uses.
+    """
     if content.stamp not in _in_memory:
         for other in [other for other, (of, _) in _in_memory.items() if of != images]:
             del _in_memory[other]
@@ -193,7 +201,7 @@ def _memory_rows(images: str, content: Content) -> Rows:
 
 
 def forget_teacher_cache(kept: TeacherCache) -> None:
-    """Release the rows of a cache in memory. Rows on disk stay."""
+    """Release the rows of a cache that are in memory. Rows on disk are not removed."""
     for key in [key for key, (_, rows) in _in_memory.items() if rows is kept.rows]:
         del _in_memory[key]
 

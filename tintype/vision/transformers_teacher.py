@@ -1,4 +1,4 @@
-"""`transformers`: any plain vision transformer from the library transformers as a teacher.
+"""`transformers`: use any plain vision transformer from the library transformers as a teacher.
 
 B: images. C: channels. H, W: rows, columns. L: tokens of the grid. D: width of the teacher.
 """
@@ -35,11 +35,11 @@ from tintype.vision.part import (
 
 _PROBE_PX = 32
 _UNUSED = frozenset({"pooler", "head", "text_model", "text_projection", "visual_projection"})
-"""Modules of transformers that patch tokens do not pass through. Checkpoints often lack their weights."""
+"""Modules of transformers that patch tokens do not use. Checkpoints often lack the weights of these modules."""
 _SPECIAL = frozenset({0, 1, 2})
-"""Possible numbers of tokens before the patches: none, a class token, and a distillation token."""
+"""Possible tokens before the patches, which are none, a class token, or also a distillation token."""
 _NO_STRUCTURE = frozenset({"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"})
-"""Keys of a config that do not change what the network computes."""
+"""Keys of a config that do not affect the network's computation."""
 _ADVICE = (
     "a teacher is a plain vision transformer (DINOv2, DINOv3, ViT, SigLIP, CLIP, I-JEPA, …), or teacher=vgg16, or "
     "teacher=scenes"
@@ -48,7 +48,7 @@ _ADVICE = (
 
 class HubTeacherPart(TeacherPart):
     classes: ClassVar[Mapping[str, str] | None] = None
-    """Accepted model types; None for any."""
+    """Accepted model types; None for any type."""
 
     source: Source
     revision: Revision = None
@@ -58,7 +58,7 @@ class HubTeacherPart(TeacherPart):
     compile: HubCompile = False
 
     def arithmetic_on(self, device: torch.device) -> Compute:
-        """Return the compute precision on a device."""
+        """Return the precision of the computation on a device."""
         if self.arithmetic != "auto":
             return self.arithmetic
         return "bf16" if device.type == "cuda" else "fp32"
@@ -104,7 +104,10 @@ class HubTeacherPart(TeacherPart):
         return self._checkpoint.image_processor().normalisation
 
     def _number(self, config: Untyped, key: str) -> int:
-        """Return a size of the image tower from its config. If the config gives a size per side, both must be equal."""
+        """Return a size of the image tower from its config.
+
+        If the config contains a size for each side, both sizes must be equal.
+        """
         config = vision_config(config)
         value = getattr(config, key, None)
         sides = set(value) if isinstance(value, list | tuple) else {value}
@@ -119,10 +122,10 @@ class HubTeacherPart(TeacherPart):
 
 
 class TransformersTeacherSettings(HubTeacherPart):
-    """Settings of any plain vision transformer of transformers: ViT, SigLIP, CLIP, I-JEPA, …
+    """Settings of any plain vision transformer in transformers, such as ViT, SigLIP, CLIP or I-JEPA.
 
-    The teacher's tokens are `last_hidden_state`, which is after the last norm, except in CLIP. CLIP's last norm applies
-    to the class token only.
+    The teacher's tokens are `last_hidden_state`, which comes after the last norm, except in CLIP. In CLIP, the last
+    norm applies to the class token only.
     """
 
     kind: Literal["transformers"] = "transformers"
@@ -143,7 +146,10 @@ class TransformersTeacher(Teacher):
         return token_BLD
 
     def class_tokens(self, image_BCHW: Tensor) -> Tensor:
-        """Return the first token if it precedes the patch tokens. Otherwise return the mean of the patch tokens."""
+        """If a class token precedes the patch tokens, return the first token.
+
+        Otherwise, return the mean of the patch tokens.
+        """
         with frozen_arithmetic(self._device, self.arithmetic):
             token_BLD = self._output(self.prepare(image_BCHW).to(self._dtype)).float()
         patches = self.grid[0] * self.grid[1]
@@ -175,15 +181,15 @@ class TransformersTeacher(Teacher):
 
     @cached_property
     def _options(self) -> dict[str, bool]:
-        """Return the options of the network's call, to resample position embeddings for another grid.
+        """Return the call options of the network that resample position embeddings for another grid.
 
-        DINO's networks always resample them, and have no such option.
+        DINO's networks always resample position embeddings, and have no such option.
         """
         accepted = inspect.signature(self._network.forward).parameters
         return {"interpolate_pos_encoding": True} if "interpolate_pos_encoding" in accepted else {}
 
     def check(self) -> None:
-        """Encode one image twice; raise if the network does not behave as its config says."""
+        """Encode one image twice; raise if the network's output differs from what its config states."""
         value_N = torch.arange(3 * _PROBE_PX * _PROBE_PX) * 7919 % 251  # an image with content in every part
         input_BCHW = self.prepare(value_N.to(torch.uint8).view(1, 3, _PROBE_PX, _PROBE_PX)).to(self._dtype)
         try:

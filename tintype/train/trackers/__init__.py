@@ -1,4 +1,4 @@
-"""Trackers to which a run can be mirrored, one file each."""
+"""Define the trackers to which a run can be mirrored, with one file for each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tintype.train.trackers.wandb import Wandb
 @dataclass(frozen=True)
 class TrackerKind:
     package: str
-    """The required package. tintype's extra has the tracker's name."""
+    """The required package. The optional extra of tintype has the same name as the tracker."""
     open: Callable[[Tracked], Tracker]
 
 

@@ -1,7 +1,8 @@
-"""Mirror runs and studies to trackers, in the background. A tracker never stops a run and never changes its numbers.
+"""Mirror runs and studies to trackers, in the background. A tracker never stops a run and never changes the run's
+numbers.
 
-Each tracker has its own thread, so training does not wait for a network. The first error stops the tracker for this
-process, with an event and a note. The next process that works on the run sends the rest.
+Each tracker has its own thread, so training does not wait for a network. At the first error, the tracker is disabled
+for this process, and an event and a note are logged. The next process that works on the run sends the remaining lines.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from tintype.train.trackers import TRACKERS, check_trackers
 from tintype.train.trackers.tracked import Tracked, TrackerState
 
 CLOSE_S = 60.0
-"""Longest time that the end of a run waits for a tracker, in seconds."""
+"""Maximum time that the end of a run waits for a tracker, in seconds."""
 Action = Callable[[Tracker], None]
 OnFailure = Callable[[str, str], None]
 """Callback with the name of a failed tracker and the reason."""
 
 
 class Feed:
-    """The queue and the thread of one tracker, which opens on the first send."""
+    """The queue and the thread of one tracker, which opens when data is sent for the first time."""
 
     def __init__(self, name: TrackerName, state: TrackerState, about: Tracked) -> None:
         self.name, self.failure = name, ""
@@ -78,7 +79,7 @@ class Feed:
 
 
 class Mirror:
-    """All trackers of a run or a study. Without trackers it does nothing."""
+    """All trackers of a run or a study. Without trackers, the object does nothing."""
 
     def __init__(self, feeds: Sequence[Feed], on_failure: OnFailure) -> None:
         self._feeds, self._on_failure = list(feeds), on_failure
@@ -87,12 +88,12 @@ class Mirror:
         return bool(self._feeds)
 
     def log(self, step: int, line: Mapping[str, Any]) -> None:
-        """Log the numbers in a line of `metrics.jsonl`."""
+        """Log the numbers from a line of `metrics.jsonl`."""
         numbers = numbers_in(line)
         self._send(step, lambda tracker: tracker.log(step, numbers))
 
     def log_scores(self, name: str, step: int, numbers: Mapping[str, float], images: Mapping[str, Path]) -> None:
-        """Log numbers and images of a step once, under a name."""
+        """Log numbers and images of a step under a name, only once."""
 
         def send(tracker: Tracker) -> None:
             tracker.log(step, numbers)
@@ -102,7 +103,7 @@ class Mirror:
         self._send(name, send)
 
     def log_verdicts(self, name: str, rows: Sequence[VerdictRow]) -> None:
-        """Log a table of verdicts once, under a name."""
+        """Log a table of verdicts under a name, only once."""
         if rows:
             self._send(name, lambda tracker: tracker.log_verdicts(rows))
 
@@ -117,7 +118,7 @@ class Mirror:
         self._report()
 
     def _report(self) -> None:
-        """Report failed trackers, and drop them."""
+        """Report trackers that failed, and stop using them."""
         failed = [feed for feed in self._feeds if feed.failure]
         self._feeds = [feed for feed in self._feeds if not feed.failure]
         for feed in failed:
@@ -126,7 +127,7 @@ class Mirror:
 
 
 class RunMirror:
-    """Mirror the log of a run during training, from the last line that the trackers have."""
+    """Mirror the log of a run during training, starting after the last line that the trackers have."""
 
     def __init__(self, folder: RunFolder, mirror: Mirror) -> None:
         self._folder, self._mirror, self._is_caught_up, self.step = folder, mirror, False, 0
@@ -140,7 +141,7 @@ class RunMirror:
             self.catch_up()
 
     def catch_up(self) -> None:
-        """Send the existing lines of the log, once."""
+        """Send the existing lines of the log, only once."""
         if self._mirror and not self._is_caught_up:
             self._is_caught_up = True
             for line in self._folder.record.lines:
@@ -181,7 +182,10 @@ def mirror_more(
     on_failure: OnFailure = lambda tracker, reason: None,
     fence: Fence = OPEN,
 ) -> Iterator[Mirror]:
-    """Mirror results after the training. A missing package only gives a note, since the work is done."""
+    """Mirror results after the end of training.
+
+    If a package is missing, only a note is logged, since the work is done.
+    """
     try:
         check_trackers(plan.run)
     except UserError as error:
@@ -196,7 +200,7 @@ def mirror_more(
 
 
 def _mirror(plan: Plan, path: Path, label: str, group: str, on_failure: OnFailure, fence: Fence) -> Mirror:
-    """Return the trackers of a plan for a folder. The group of a study's run is the study's folder."""
+    """Return the trackers of a plan for a folder. In a study, the group of a run is the study's folder."""
     place = path.resolve()
     if not group and place.parent.name == "runs":
         group = place.parent.parent.name
@@ -218,7 +222,7 @@ def _mirror(plan: Plan, path: Path, label: str, group: str, on_failure: OnFailur
 
 
 def numbers_in(line: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """Return the numbers of a log line except the step. Nested numbers have names like `parts/forward`."""
+    """Return all numbers of a log line except the step. Nested numbers have names such as `parts/forward`."""
     found: dict[str, float] = {}
     for name, value in line.items():
         if isinstance(value, Mapping):

@@ -14,9 +14,9 @@ from tintype.train.trackers.tracked import Tracked
 _ID = "tintype_id"
 """The tag by which a resumed run finds its MLflow run."""
 _MOST_PARAMS = 100
-"""Most parameters in one request."""
+"""Maximum number of parameters in one request."""
 _MOST_LETTERS = 500
-"""Longest parameter value that every MLflow store accepts. The whole plan is stored as an artifact."""
+"""Maximum length of a parameter value that every MLflow store accepts. The whole plan is stored as an artifact."""
 _STATUS: Mapping[TrackerStatus, str] = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
 

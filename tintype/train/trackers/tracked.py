@@ -1,4 +1,4 @@
-"""A run or a study under its tracker name, and what a tracker already has of it."""
+"""A run or a study under its name in a tracker, and the data that the tracker has already received."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tintype.runtime.fence import OPEN, Fence
 from tintype.runtime.notes import note
 
 FOLDER = "trackers"
-"""Folder inside a run or a study for the state of trackers and their local files."""
+"""Subfolder of a run or a study for the state of trackers and their local files."""
 
 
 @dataclass(frozen=True)
@@ -22,14 +22,14 @@ class Tracked:
     """A run or a study."""
 
     id: str
-    """Identity that stays the same when the run resumes."""
+    """Identity that does not change when the run resumes."""
     name: str
     group: str
     """The study of a run; empty without a study."""
     project: str
     folder: Path
     settings: Mapping[str, Any]
-    """The plan by dotted key."""
+    """The plan's values by dotted key."""
     text: str
     """The plan as YAML."""
     is_new: bool
@@ -42,10 +42,10 @@ class Tracked:
 
 
 class TrackerState:
-    """Lines of a run that one tracker has received: the tracker's id for the run, the last step, and named records.
+    """The data of a run that a tracker has received: the tracker's id for the run, the last step, and named records.
 
-    A line is recorded before it is sent. If a process is killed in between, the tracker misses this line, but it never
-    gets a line twice. A tracker that buffers its writes also loses its buffered lines.
+    A line is recorded before it is sent. If a process is killed between the two, the tracker misses this line, but
+    never gets a line twice. A tracker that buffers its writes also loses its buffered lines.
     """
 
     def __init__(self, folder: Path, tracker: str, name: str, group: str, fence: Fence = OPEN) -> None:
@@ -67,11 +67,11 @@ class TrackerState:
             return {}
 
     def has(self, key: int | str) -> bool:
-        """Return whether a step, or a record of this name, was sent."""
+        """Return whether a step, or a record with this name, was sent."""
         return key <= self.step if isinstance(key, int) else key in self.records
 
     def note(self, key: int | str) -> None:
-        """Note that a step or a record is sent."""
+        """Record that a step or a named record is about to be sent."""
         self._keep(*((key, self.records) if isinstance(key, int) else (self.step, [*self.records, key])))
 
     def _keep(self, step: int, records: list[str]) -> None:
@@ -81,5 +81,5 @@ class TrackerState:
         files.write_checked(self._file, content, fence=self._fence)
 
     def undo(self, before: tuple[int, list[str]]) -> None:
-        """Restore the state before a failed send, so that the next process tries again."""
+        """Restore the state from before a failed send, so that the next process tries again."""
         self._keep(*before)

@@ -1,4 +1,6 @@
-"""Weights & Biases, configured by its own environment variables: WANDB_MODE=offline, WANDB_ENTITY, WANDB_API_KEY."""
+"""Weights & Biases, which is configured by its own environment variables: WANDB_MODE=offline, WANDB_ENTITY,
+WANDB_API_KEY.
+"""
 
 from __future__ import annotations
 
