@@ -1,7 +1,7 @@
-"""The seams: protocols of the exchangeable parts, and the data passed between them.
+"""Define the seams, which are protocols of exchangeable parts, and the data that the parts pass to each other.
 
-B: samples, C: channels, H, W: latent rows and columns, L: tokens, D: width of the denoiser, K: kept tokens, F: size of
-a feature vector.
+Tensor dimensions are B (samples), C (channels), H (latent rows), W (latent columns), L (tokens), D (width of the
+denoiser), K (kept tokens) and F (size of a feature vector).
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class LossInputs:
     seen: Tensor | None = None
     """Output of the loss term's own `look` method for the clean images."""
     world: World = ALONE
-    """The ranks that share the micro-batch. All other fields contain only this rank's samples."""
+    """The ranks among which the micro-batch is divided. All other fields contain only this rank's samples."""
     averaged: TapAverage | None = None
     """Run the averaged weights, without gradient and with all tokens.
 
@@ -351,7 +351,7 @@ class TimeDensity(Protocol):
 
 
 class MainLoss(Protocol):
-    """Main loss: a function of the difference between `velocity` and `target` of the objective."""
+    """Main loss, a function of the difference between `velocity` and `target` of the objective."""
 
     def __call__(self, velocity_BCHW: Tensor, target_BCHW: Tensor, t_B: Tensor) -> Tensor:
         """Return the unweighted loss of each sample."""
@@ -383,7 +383,7 @@ class WeightAverage(Protocol):
     """An fp32 average of the given weights, which the optimizer updates in place."""
 
     def begin(self, skipped: Tensor) -> AverageUpdate:
-        """Count an update, unless `skipped` is 1, and return it.
+        """Count an update, unless `skipped` is 1, and return the update.
 
         The caller must apply the update after the weights have changed.
         """
@@ -412,7 +412,7 @@ class Router(Protocol):
 
 
 class LossTerm:
-    """A loss in addition to the objective. The plan sets its weight and schedule.
+    """A loss in addition to the objective. The plan sets the weight and the schedule of the loss term.
 
     A term with parameters is also an `nn.Module`.
 
@@ -476,7 +476,7 @@ class LossTerm:
         raise NotImplementedError
 
     def release(self) -> None:
-        """Free what `ready` loaded."""
+        """Free the resources that `ready` loaded."""
 
 
 @dataclass(frozen=True)
@@ -573,7 +573,8 @@ VerdictRow = Mapping[str, str | float | None]
 
 
 class Tracker(Protocol):
-    """A copy of a run or a study in an external tracking service. Reports still read the run's own files.
+    """A copy of a run or a study in an external tracking service. Reports do not read this copy, but the run's own
+    files.
 
     Methods may raise: the run goes on.
     """
@@ -583,7 +584,7 @@ class Tracker(Protocol):
         """Log image files by name."""
 
     def log_verdicts(self, rows: Sequence[VerdictRow]) -> None:
-        """Log the verdicts of a study, at least one row."""
+        """Log the verdicts of a study; there is at least one row."""
 
     def close(self, status: TrackerStatus) -> None:
         """Send the rest. The same run can be opened again later."""

@@ -1,7 +1,7 @@
-"""Represent options in messages as data: the command line shows `--arm muon`, and Python shows `arm="muon"`.
+"""Represent options in messages as data, shown as `--arm muon` on the command line, and as `arm="muon"` in Python.
 
 `option("arm", "muon")` returns text with the name and the value between marks, which fits into any f-string. `rendered`
-replaces the marks with the wording of one language. No other code reads or writes a mark.
+replaces the marks with the wording of one language. No other code reads or writes these marks.
 """
 
 from __future__ import annotations

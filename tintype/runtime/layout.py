@@ -119,7 +119,7 @@ def shard_blocks(denoiser: nn.Module, layout: Layout, gather: torch.dtype | None
 def can_reshard(device_type: str) -> bool:
     """Return whether gathered weights can be released after the forward pass.
 
-    On the CPU, torch before 2.13 cannot release them: the backward pass fails with `setStorage: ... out of bounds for
+    On the CPU, torch before 2.13 cannot release them; the backward pass fails with `setStorage: ... out of bounds for
     storage of size 0`. Weights that cannot be released stay gathered, which takes memory but does not change the
     results.
     """

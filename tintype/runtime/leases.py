@@ -17,8 +17,8 @@ old. A holder that was suspended for longer than the expiry claims the lease aga
 claim first.
 
 A claim carries a checksum, and each of its values has a type and bounds. A claim can be unreadable because its file is
-empty, damaged or of a later version. The holder of an unreadable claim is unknown. A waiting process takes the lease
-after an unreadable claim has not changed for 1.5 times the usual expiry.
+empty, damaged or of a later version. The holder of an unreadable claim is unknown. If an unreadable claim has not
+changed for 1.5 times the usual expiry, a waiting process takes the lease.
 
 `Fence` describes how a former holder is prevented from writing late.
 """
@@ -92,7 +92,7 @@ class Disk:
             return []
 
     def exists(self, path: Path) -> bool:
-        """Return whether a file is visible. A file that cannot be reached counts as not visible."""
+        """Return whether a file is visible. A file counts as not visible if it cannot be reached."""
         try:
             return path.exists()
         except OSError:
@@ -281,7 +281,7 @@ class Claim:
 
 
 class Leases:
-    """The leases in a folder, as one process reads and takes them."""
+    """Access of one process to the leases in a folder."""
 
     def __init__(
         self,
@@ -328,7 +328,7 @@ class Leases:
         return [Claim.parse(number, self.disk.read(self.path(name, number))) for number in self._numbers(name)]
 
     def silent_s(self, name: str) -> float:
-        """Return the seconds for which this process has seen no change of the newest claim."""
+        """Return for how many seconds the newest claim has not changed, as seen by this process."""
         return self.clock() - self._seen[name][2] if name in self._seen else 0.0
 
     def is_free(self, name: str, finished: bool = False) -> bool:
@@ -389,7 +389,10 @@ class Leases:
 
 
 class Lease:
-    """A lease that this process holds or has lost. A thread writes the heartbeat of the lease until `end` is called."""
+    """A lease that this process holds, or held before it lost the lease.
+
+    A thread writes the heartbeat of the lease until `end` is called.
+    """
 
     def __init__(self, leases: Leases, name: str, claim: Claim, before: list[Claim], began_s: float) -> None:
         self.name, self.claim, self.before = name, claim, before

@@ -67,14 +67,14 @@ class SharedWork:
     """Share the work on many items among several processes, so that each item is done once.
 
     Before a process works on an item, it locks the item's byte in a file that all processes open. If a process is
-    killed, the other processes do its items. The locks belong to the open file and not to the process (`F_OFD_SETLK`).
+    killed, other processes finish its items. The locks belong to the open file and not to the process (`F_OFD_SETLK`).
     A lock of the process would be released as soon as any code, even a library, closes a descriptor of the file. On a
     system without `F_OFD_SETLK`, each process does all items; the results are the same, but the work is repeated.
     """
 
     def __init__(self, words: str, open_file: Callable[[], int] | None) -> None:
-        """Set up the shared work. `words` describes the items in messages; `open_file` returns a new writable
-        descriptor.
+        """Prepare to share work with other processes. `words` describes the items in messages; `open_file` returns a
+        new writable descriptor.
 
         Without `open_file` this process does all the work.
         """
@@ -174,7 +174,7 @@ def wait_for_lock(
 
 
 def _take(lock: TextIO) -> bool:
-    """Take the lock if it is free. Closing the file releases the lock."""
+    """Take the lock if no process holds it; return whether this worked. Closing the file releases the lock."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""CUDA's Multi-Process Service: run kernels of several processes on one GPU at the same time, not one after another.
+"""CUDA's Multi-Process Service, which runs kernels of several processes on one GPU at the same time.
 
 One command starts the service for its workers and stops the service at its end. If a user has already started a service
 and named it in CUDA_MPS_PIPE_DIRECTORY, that service is used unchanged.
@@ -48,7 +48,7 @@ def side_by_side(jobs: int) -> Iterator[bool]:
     """Let processes that are started inside the context share the GPUs through the service; yield whether the service
     is used.
 
-    The service is not used if it is not installed or does not work, or if each process has its own GPU.
+    The service is not used if it is missing or fails, or if each process has its own GPU.
     """
     control = shutil.which(_CONTROL)
     if control is None or jobs <= torch.cuda.device_count() or _PIPES in os.environ or os.environ.get(SWITCH) == "0":
@@ -94,7 +94,7 @@ def _service(control: str, folder: Path) -> Iterator[dict[str, str]]:
 
 
 def _why_not(environment: Mapping[str, str], pipes: Path) -> str:
-    """Return why a process cannot use the service; empty if it can."""
+    """Return the reason why a process cannot use the service; empty if it can."""
     until_s = time.monotonic() + _START_S
     while not (pipes / "control").exists():
         if time.monotonic() > until_s:

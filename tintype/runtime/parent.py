@@ -25,8 +25,8 @@ _EXIT_CODE = 128 + signal.SIGKILL
 def end_with_parent(parent: int) -> None:
     """Kill this process when `parent`, the process that started it, ends.
 
-    On Linux this process is killed when the *thread* that started it ends. If that thread may end before the parent
-    process, use `watch_parent`.
+    On Linux, the kernel kills this process when the *thread* that started this process ends. If that thread may end
+    before the parent process, use `watch_parent`.
     """
     if not _kill_with_parent():
         watch_parent(parent)

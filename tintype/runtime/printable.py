@@ -1,4 +1,4 @@
-"""Make foreign text safe to print: replace terminal escapes with codes such as `\x1b`, and hide passwords."""
+"""Replace terminal escapes in foreign text with codes such as `\x1b`, and hide passwords."""
 
 from __future__ import annotations
 

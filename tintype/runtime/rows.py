@@ -4,7 +4,7 @@ The output of a frozen network for an image, such as a teacher's tokens or a tok
 output is then cached by the image's id. The module `shared` has rows that exist only as long as the processes that use
 them.
 
-Dimensions: B requested images, M images whose rows are written, N images of the data.
+Tensor dimensions are B (requested images), M (images whose rows are written) and N (images of the data).
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class Segments:
         return block
 
     def add(self, blocks: Sequence[tuple[bytes, bytes]]) -> None:
-        """Add each block under its key. If an error is raised, blocks that were added before remain."""
+        """Store each block under its key. If an error is raised, blocks that were added before remain."""
         records = []
         with writing_cache(self.folder, self._otherwise):
             segment, self._own = self._own_segment(), None  # dropped after an error: its index may end in half a record

@@ -4,10 +4,10 @@ rows.
 The memory is an anonymous file (`memfd_create`). The process that makes the file publishes a record, which is an empty
 file in the cache. The record's name has the identity of the rows, the process and the descriptor. Another process opens
 this descriptor (`/proc/PID/fd/N`), gets its own descriptor, and publishes its own record. The kernel frees the memory
-when the last of these processes ends, even after SIGKILL. The memory is not in /dev/shm, so the size of /dev/shm (64 MB
-in many containers) is not a limit. Records of ended processes are removed.
+when the last process with such a descriptor ends, even after SIGKILL. The memory is not in /dev/shm, so the size of
+/dev/shm (64 MB in many containers) is not a limit. Records of ended processes are removed.
 
-Dimensions: M rows whose checksums are needed, K bytes of a row, W 64-bit words of a row.
+Array dimensions are M (rows whose checksums are needed), K (bytes of a row) and W (64-bit words of a row).
 """
 
 from __future__ import annotations
@@ -117,7 +117,10 @@ def _groups() -> list[Path]:
 
 
 def _free_in(group: Path) -> int:
-    """Return the memory that a control group can still allocate. Cached files that can be dropped count as free."""
+    """Return the memory that a control group can still allocate.
+
+    Cached files that the kernel can drop count as free memory.
+    """
     v2 = ("memory.max", "memory.current", "inactive_file")
     v1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
     for limit, usage, file_cache in (v2, v1):

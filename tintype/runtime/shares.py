@@ -47,7 +47,7 @@ _PROMISE = TypeAdapter(Promise)
 
 
 class Shares:
-    """The shares of a pool, as one process reads and takes them."""
+    """Access of one process to the shares of a pool."""
 
     def __init__(self, pool: Pool, folder: Path | None = None) -> None:
         self.pool = pool

@@ -1,4 +1,4 @@
-"""Signal handlers: the first SIGINT or SIGTERM calls a function, and a second signal ends the process immediately.
+"""Install signal handlers, so that the first SIGINT or SIGTERM calls a function and a second signal ends the process.
 
 `timeout` and job schedulers send a signal first to a process and then to its process group. So several signals within
 one second count as one signal.

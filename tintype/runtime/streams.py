@@ -1,6 +1,6 @@
 """Make stdout and stderr safe for foreign text, in any encoding.
 
-Names in a study file, captions, file names and responses of a server may contain terminal escape codes. Such codes
+Names in a study file, captions, file names and responses of a server may contain terminal escape codes. Escape codes
 could hide lines, write new lines, or set the clipboard of a terminal. `prepare_streams` makes escape codes visible in
 the output of all code.
 """

@@ -1,8 +1,8 @@
 """Apply layers in fp32 while the rest of the model is autocast to bf16. On a GPU, matrix products of these layers then
 use TF32.
 
-TF32 products have factors with 10 mantissa bits and fp32 sums. They run on tensor cores, which are faster. Each bf16
-number is also a TF32 number, so TF32 does not round the tokens of a bf16 denoiser.
+TF32 products have factors with 10 mantissa bits and fp32 sums. These products run on tensor cores, which are faster
+than other units. Each bf16 number is also a TF32 number, so TF32 does not round the tokens of a bf16 denoiser.
 """
 
 from __future__ import annotations

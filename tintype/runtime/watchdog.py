@@ -1,8 +1,8 @@
-"""End all ranks when one rank is stuck, and report which rank and where.
+"""End all ranks when one rank is stuck, and report the stuck rank and its place in the code.
 
 A thread of each rank writes the rank's phase to the shared store (a beat) several times per time limit. A process ends
-if its step exceeds the limit, or if the next rank stops writing beats. Then the launcher stops the other ranks. If
-several ranks detect the problem, only one of them reports it.
+if its step exceeds the limit, or if the next rank stops writing beats. When a process ends, the launcher stops the
+other ranks. If several ranks detect the problem, only one of them reports it.
 
 Time during which the process itself was stopped (SIGSTOP, a closed laptop) does not count.
 """
@@ -36,7 +36,9 @@ _ANSWER_S = 15.0
 
 
 class Limits(Protocol):
-    """A step may take `multiple` times the median step, and at least `floor_minutes`; None disables the watchdog."""
+    """The time limit of a step is `multiple` times the median, but at least `floor_minutes`. None disables the
+    watchdog.
+    """
 
     @property
     def multiple(self) -> float: ...

@@ -2,7 +2,7 @@
 
 Image i starts from noise that depends only on (seed, i), so the batch size does not change the image.
 
-B: images of a batch, C: channels, H, W: latent rows and columns, K: kept tokens.
+Tensor dimensions are B (images of a batch), C (channels), H (latent rows), W (latent columns) and K (kept tokens).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`tintype sample`: write images from prompts as PNGs with their settings, and a contact sheet."""
+"""`tintype sample` writes images from prompts as PNGs with their settings, and a contact sheet."""
 
 from __future__ import annotations
 
@@ -98,9 +98,7 @@ class Images:
         )
 
     def counter(self, on_images: OnImages) -> Callable[[int], None]:
-        """Return an `on_step` callback for `make` that reports finished images, with fractions for unfinished
-        images.
-        """
+        """Return an `on_step` callback for `make` that reports the finished images, including fractions of images."""
         done, total = 0.0, len(self.prompts)
 
         def count_step(images: int) -> None:

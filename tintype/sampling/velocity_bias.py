@@ -1,6 +1,6 @@
 """Compute the bias that a run's loss terms cause in its velocity, given by its strength and by the mean velocity.
 
-B: images of a batch, C: channels, H, W: latent rows and columns.
+Tensor dimensions are B (images of a batch), C (channels), H (latent rows) and W (latent columns).
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ BINS = 120
 FIRST = ("flow", "validation_loss", "grad_norm", "loss", "images_per_s", "lr")
 """Names of the curves that a page shows first, in this order."""
 Band: TypeAlias = list[tuple[float | None, ...]]
-"""(step, seconds, mean, lowest, highest, operations) of each bin that has values.
+"""Tuples (step, seconds, mean, lowest, highest, operations) for the bins with values.
 
 In stored curves, seconds are None. Operations are None if they were not counted.
 """

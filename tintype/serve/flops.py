@@ -18,7 +18,7 @@ from tintype.plan import Plan
 _MOST = 256
 _known: dict[str, PlanCost | str] = {}
 _lock = threading.Lock()
-"""Lock held while a plan is counted, so that two pages never count at the same time."""
+"""Lock that is held while a plan is counted, so that two pages never count at the same time."""
 
 
 def count(plan: Plan) -> PlanCost | str:

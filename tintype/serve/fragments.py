@@ -1,4 +1,4 @@
-"""Fragments: the parts of a page that change.
+"""Render the fragments, which are the parts of a page that change.
 
 The server renders the parts, and sends a browser the parts that have changed.
 """

@@ -1,5 +1,5 @@
-"""Check each request before it is answered: its host, its token, its origin, and whether its path is in the served
-folder.
+"""Check each request before it is answered, by its host, its token, its origin and its path, which must be in the
+served folder.
 
 Any web page that is open in a browser can make the browser send requests to this machine. So the `Host` header of a
 request must name this server. A request is refused if its `Host` header is a foreign name that resolves to this

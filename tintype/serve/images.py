@@ -50,7 +50,10 @@ class Grid:
     title: str
     prompts: list[str]
     arms: list[tuple[str, str, str]]
-    """(name, CSS class of the colour, run) for each column. The run is empty if the name already identifies the run."""
+    """Tuples (name, CSS class of the colour, run) for the columns.
+
+    The run is empty if the name already identifies the run.
+    """
     cells: list[list[Cell]]
     """One row per prompt, with one cell per column."""
     steps: list[int] = field(default_factory=list)

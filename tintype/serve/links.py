@@ -54,7 +54,7 @@ class Links:
         return True
 
     def _list(self, place: str) -> tuple[Sequence[str], Sequence[str]]:
-        """Return the folders and the links in a folder. Both are empty for a file or a missing path."""
+        """Return the folders and the links in a folder. Both lists are empty for a file or a missing path."""
         try:
             about = os.stat(place)  # noqa: PTH116 (a path's own stat is slower)
             stamp, known = (about.st_ino, about.st_ctime_ns), self._listed.get(place)

@@ -132,7 +132,7 @@ class Live(ABC):
             raise
 
     def _keep_reading(self) -> bool:
-        """Return whether a request came recently.
+        """Return whether a request was received recently.
 
         If not, this thread ends, and the next request starts a new thread.
         """
@@ -141,7 +141,7 @@ class Live(ABC):
             return self._reading
 
     def step(self) -> bool:
-        """Read the files once. If a folder cannot be read, the page shows the error."""
+        """Read the files of the page once. If a folder cannot be read, the page shows the error."""
         before = self._state()
         try:
             self._check_links()
@@ -169,7 +169,7 @@ class Live(ABC):
         return [self.folder]
 
     def _look_picked(self) -> None:
-        """Update the images that a user picked in the playground, if their folder has changed."""
+        """Update the images that a user picked in the playground, if the images' folder has changed."""
         place = self.folder / PICKED
         stamp = place.stat().st_mtime_ns if place.is_dir() else 0
         if stamp != self._picked_at:
@@ -251,7 +251,8 @@ class LiveStudy(Live):
     def _compare(self, study: Study, status: StudyStatus) -> None:
         """Compare the finished runs. Rows remain incomplete until all runs of an interim analysis have finished.
 
-        The comparison has its own thread, so that it does not delay the reading of files. It pauses afterwards.
+        The comparison has its own thread, so that it does not delay the reading of files. The thread pauses after each
+        comparison.
         """
         began_s = time.monotonic()
         names = {(run.arm, run.seed): run.hash for run in status.runs}
@@ -317,7 +318,7 @@ class LiveStudy(Live):
 
 
 class LiveRun(Live):
-    """The page of one run."""
+    """The web page of one run."""
 
     def look(self) -> bool:
         """Read the plan at the first call, and new lines of the logs at every call."""

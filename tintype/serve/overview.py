@@ -1,4 +1,4 @@
-"""The start page: list each study with its progress, verdicts, last change, and one image."""
+"""The start page lists each study with its progress, verdicts, last change, and one image."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tintype.study.status import StatusReader, StudyStatus, stamps
 _MOST_NAMES = 4
 """Largest number of arms that are named for each verdict of a study."""
 _BUDGET_S = 0.1
-"""Time budget in seconds for reading studies in one update. The next update continues with the other studies."""
+"""Time budget in seconds for reading studies in one update. The next update continues with the remaining studies."""
 
 
 class Overview:
@@ -157,7 +157,7 @@ def _date(when: datetime) -> str:
 
 
 class LiveIndex(Live):
-    """The start page of the served folder."""
+    """The page at the root URL, which lists the studies and runs in the served folder."""
 
     def __init__(self, folder: Path, links: Links) -> None:
         super().__init__(folder, "")

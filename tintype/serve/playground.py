@@ -109,7 +109,7 @@ class Job:
     id: str
     request: Request
     runs: list[tuple[str, Path]]
-    """(path in the served folder, folder) of the runs that sample the images."""
+    """Pairs (path in the served folder, folder) of the runs that sample the images."""
     state: State = "waiting"
     words: str = ""
     share: float = 0.0

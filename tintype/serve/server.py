@@ -93,7 +93,7 @@ class LiveServer(ThreadingHTTPServer):
         self.guard = Guard(host, self.server_address[1], new_token() if needed else None)
         self.playground = Playground(device)
         self.picking = threading.Lock()
-        """Lock held while an image is saved for a report."""
+        """Lock that is held while an image is saved for a report."""
 
     def server_close(self) -> None:
         """Stop listening, and stop reading files for pages."""
@@ -147,7 +147,7 @@ class LiveServer(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Handles one HTTP request."""
+    """Handler of one HTTP request."""
 
     server: LiveServer
     protocol_version = "HTTP/1.1"
@@ -179,7 +179,7 @@ class Handler(BaseHTTPRequestHandler):
             answers[kind](rest)
 
     def do_POST(self) -> None:
-        """Handle a request of the playground: sample images, stop sampling, or save an image."""
+        """Handle a request of the playground, which samples images, stops sampling, or saves an image."""
         with self._refusals():
             self.close_connection = True  # its content may be unread
             self.server.guard.check("POST", self.path, self.headers)
@@ -417,7 +417,7 @@ class Handler(BaseHTTPRequestHandler):
         return f"kept for the next report of {describe(study, '').name}"
 
     def _study_of(self, run: Path) -> Path | None:
-        """Return the study in the served folder that a run belongs to; None if there is no such study."""
+        """Return the study (in the served folder) to which a run belongs; None if there is none."""
         study = study_of(run)
         is_served = study and study.is_relative_to(self.server.root) and self.server.links.stay_inside(study)
         return study if is_served else None

@@ -100,7 +100,7 @@ class MetricsLog:
         self._offset, self._file, self._line = 0, 0, 0
 
     def read(self) -> bool:
-        """Read the new lines, and return whether there were any. If a file was replaced, it is read again from the
+        """Read the new lines, and return whether there were new lines. A replaced file is read again from its
         beginning.
 
         Raise if the log belongs to another run.
@@ -175,7 +175,7 @@ class EventsLog:
         self.path, self.events, self._offset, self._file = path, list[dict[str, Any]](), 0, 0
 
     def read(self) -> bool:
-        """Read the new lines, and return whether there were any. Raise if the log belongs to another run."""
+        """Read the new lines, and return whether there were new lines. Raise if the log belongs to another run."""
         try:
             about = self.path.stat()
         except OSError:

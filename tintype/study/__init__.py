@@ -1,1 +1,1 @@
-"""Studies: a baseline, several arms with one change each, several seeds, and a verdict for each arm."""
+"""A study has a baseline, several arms with one change each, several seeds, and a verdict for each arm."""

@@ -7,8 +7,8 @@ raise the study's error rate above its level.
 An arm gets no more seeds in any of these cases:
 - All of its comparisons on primary metrics are decided, including declared comparisons with other arms, or no
   comparison is possible.
-- More seeds are unlikely to decide it: each undecided comparison has p > 0.5 (or no p), and would stay undecided with
-  all planned seeds if means and spreads stayed the same.
+- More seeds are unlikely to help. Each undecided comparison has p > 0.5 (or no p). It would stay undecided with all
+  planned seeds if means and spreads stayed the same.
 - One of the arm's runs diverged or failed, so that the arm cannot get a verdict.
 
 These rules ignore declared comparisons with an arm that has stopped. The baseline and the control get as many seeds as

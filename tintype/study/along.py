@@ -1,23 +1,22 @@
 """Compare arms with the baseline during training.
 
-Compare them in three ways: at each scored step, at the time when an arm reaches the baseline's final quality, and at
-equal training time. One protocol (`evaluation.early`) computes all these scores. Means are over the runs of an arm that
-have every score and did not collapse. Intervals use the seed spread on the scale of the metric, pooled over all arms
-(`study.stats.spread`).
+They are compared at each scored step, at the baseline's final quality, and at equal training time. One protocol
+(`evaluation.early`) computes all these scores. Means are over the runs of an arm that have every score and did not
+collapse. Intervals use the seed spread on the scale of the metric, pooled over all arms (`study.stats.spread`).
 
-Differences and their intervals are descriptive. The verdicts of a study compare final scores only, so the comparisons
-during training spend none of the study's error. The only exception is a crossing, which states the steps at which an
-arm is ahead or behind. Crossings have a separate error of 5% for each arm and metric, divided among the scored steps
-(Bonferroni).
+Differences and their intervals are descriptive, and lead to no verdict. The verdicts of a study compare final scores
+only, so the comparisons during training spend none of the study's error. The only exception is a crossing, which states
+the steps at which an arm is ahead or behind. Crossings have a separate error of 5% for each arm and metric, divided
+among the scored steps (Bonferroni).
 
 An arm reaches the baseline's final quality at the step where the difference between its mean and the baseline's final
 mean crosses zero. The interval of this step contains the steps at which the difference's interval includes zero.
 Between scored steps, values are interpolated linearly. Values before the first and after the last scored step are
 unknown.
 
-The protocol may score weights at the image size of their stage. Then only scores of the same image size are compared.
-So a difference at a step exists only if the arm and the baseline have images of the same size at that step. Crossings
-and comparisons with the baseline's final score use the last stage only.
+The protocol may score weights at the image size of their stage. In this case, only scores of the same image size are
+compared. So a difference at a step exists only if the arm and the baseline have images of the same size at that step.
+Crossings and comparisons with the baseline's final score use the last stage only.
 """
 
 from __future__ import annotations
@@ -289,7 +288,7 @@ def _interpolated(places: Sequence[float], values: Sequence[float], at: float) -
 
 
 def _crossing(differences: Sequence[DifferenceAt], direction: Literal["lower", "higher"]) -> str:
-    """Describe from which step on an arm is ahead or behind, if its intervals show both; otherwise say so."""
+    """Describe from which step on an arm is ahead or behind, if its intervals show both; otherwise state that."""
     if any(one.difference.ends is None for one in differences):
         return "no verdict without a seed spread"
     shown = [(one.step, word) for one in differences if (word := _side(one, direction))]

@@ -170,10 +170,10 @@ def _runs(count: int) -> str:
 
 
 def against_stored(cells: Cells, level: float = LEVEL) -> Estimate | None:
-    """Estimate the mean of the study's own baseline runs minus the mean of the stored runs; None if either is missing.
+    """Estimate the mean of the study's own baseline runs minus the stored runs' mean; None if either is missing.
 
-    The baseline is the first arm. In this estimate, the stored runs count as a separate plan. They contribute to the
-    pooled spread, but not to the mean of the study's own runs.
+    The baseline is the first arm. In this estimate, the stored runs count as a separate plan. Stored runs contribute to
+    the pooled spread, but not to the mean of the study's own runs.
     """
     baseline = next(iter(cells.values))
     if not cells.seeds(baseline) or not cells.seeds(STORED):

@@ -1,4 +1,4 @@
-"""Compare the runs of a study: test every planned contrast at each interim analysis (look).
+"""Compare the runs of a study by testing every planned contrast at each interim analysis (look).
 
 Each interim analysis spends a share of the study's error.
 """
@@ -100,7 +100,7 @@ def collect(study: Study, out: Path, known: Runs | None = None, images: PerImage
     """Read the runs of a study from its folder, and compare them.
 
     If `known` gives the runs and `images` their values per image, only the other files are read, and no file is
-    written. The live page uses this to show a study while workers run it.
+    written. The live page uses these arguments to show a study while workers make its runs.
     """
     protocol, settings = study.settings.evaluation, study.settings
     every = read_runs(study, out) if known is None else known
@@ -315,7 +315,7 @@ def _read_at_looks(
 
 
 def _looks_of(study: Study, metrics: Iterable[str], made: Sequence[MadeLook]) -> list[MadeLook]:
-    """Return a study's interim analyses and families: those planned, or the past ones and the present one."""
+    """Return a study's interim analyses and families, which are either planned, or past and present."""
     planned, seeds = list(asked_of(study, metrics)), study.settings.seeds
     if isinstance(seeds, SeedPlan):
         return [MadeLook.of(look.read, every_key(made, planned)) for look in planned_looks(seeds)]
@@ -410,7 +410,7 @@ def _reported_keys(last: results.StudyResults) -> list[Key]:
 
 
 def every_comparison(study: Study, out: Path) -> list[Key]:
-    """Return the comparisons that share a study's error: all planned ones and all of earlier interim analyses."""
+    """Return the comparisons that share a study's error, which are planned or were in earlier interim analyses."""
     return every_key(made_looks(out), asked_of(study, metric_infos(study)))
 
 

@@ -78,7 +78,7 @@ def run_seconds(runs: Mapping[str, Sequence[Run]]) -> RunSeconds:
 
 @dataclass
 class Budget:
-    """The wall-clock time that one command may take.
+    """Limit on the wall-clock time of one command.
 
     The limit is checked before each interim analysis, and never stops a run.
     """
@@ -106,7 +106,7 @@ class Budget:
         return max(1.0, pace) * seconds.total(tasks) / self.jobs
 
     def refusal(self, tasks: Sequence[Task], seconds: RunSeconds) -> str:
-        """Return why the tasks do not fit into the rest of the budget; empty if they fit, or if no run was measured."""
+        """Return why the tasks exceed the rest of the budget; empty if they fit, or if no run was measured."""
         if self.seconds is None or not seconds.known:
             return ""
         left_s = max(0.0, self.seconds - (time.monotonic() - self.began_s))

@@ -1,4 +1,4 @@
-"""Crowded runs: runs that were returned to the queue because memory ran out beside other runs or the GPU failed.
+"""Crowded runs were returned to the queue because memory ran out beside other runs or the GPU failed.
 
 A worker that ends such an attempt records the state `crowded` in the run's claim. The run has not failed; it waits, and
 then resumes from its last checkpoint.

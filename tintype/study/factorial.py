@@ -1,4 +1,4 @@
-"""Factorial arms: make combinations of factors, and contrasts that show whether the effects of factors add up.
+"""Make arms from combinations of factors, and contrasts that show whether the effects of factors add up.
 
 With two or three factors, every combination of factors is an arm. With more factors, the arms are each factor alone,
 all factors together, and all factors but one. So the number of arms grows linearly with the number of factors, not

@@ -1,4 +1,4 @@
-"""Run a study from its file to its report: make the missing runs, compare all runs, and write the report."""
+"""Run a study from its file to its report, by making missing runs, comparing all runs, and writing the report."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class StudyOutcome:
 
 
 class StudyProgress:
-    """Receives the progress of a study.
+    """Callbacks that receive the progress of a study.
 
     This base class shows nothing; `terminal/` has a subclass that shows the progress.
     """
@@ -532,7 +532,7 @@ def _report(study: Study, out: Path, progress: StudyProgress, without_data: bool
 
 @dataclass(frozen=True)
 class ReplicationPlan:
-    """Runs of a replication: fresh seeds of the arms with verdicts and of their baselines."""
+    """Runs of a replication on fresh seeds, for the arms with verdicts and for their baselines."""
 
     study: Study
     folder: Path

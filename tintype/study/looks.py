@@ -1,12 +1,11 @@
-"""Interim analyses (looks) of a study: the seeds that are compared together, each analysis's share of the error, and
-the replay of past analyses.
+"""Define and replay the interim analyses (looks) of a study, each with its seeds and its share of the error.
 
 Reading a study's results, adding seeds and reading the results again gives a second chance for a false verdict. So each
 interim analysis has its own share of the study's error of 5%, and all shares sum to at most one. By Bonferroni's
 inequality, the study's error then stays within 5%, for any dependence between the interim analyses. A study with
 planned interim analyses (`seeds: {first: 4, most: 16}`) divides all of its error among them, in proportion to their
 seeds. A study with fixed seeds spends 80% of its error at its first analysis. Each later analysis, which was not
-planned, gets half of the remaining error. docs/statistics.md compares such shares.
+planned, gets half of the remaining error. The page docs/statistics.md compares several ways to divide the error.
 
 The share of an interim analysis is divided among a family of comparisons, which is recorded with the analysis and never
 shrinks. Otherwise a user could remove all but the best arms and test the remaining arms at a higher level. If arms are
@@ -42,7 +41,7 @@ DECIDED = ("better", "worse", "same", "unstable")
 
 
 class SeedPlan(Settings):
-    """Seeds that planned looks add to arms that are still undecided."""
+    """Seeds that planned interim analyses add to arms that are still undecided."""
 
     first: Annotated[int, Field(ge=2)] = Field(description="Seeds of every arm at the first look")
     most: Annotated[int, Field(ge=2, le=CONTROL_OFFSET)] = Field(description="Seeds of an arm at the last look")

@@ -41,7 +41,7 @@ def describe_method(
 
 
 def margin_list(analysis: AnalysisSettings, metrics: Mapping[str, MetricInfo]) -> str:
-    """Describe the margins of a study's metrics: first the default margin, then margins that differ from it."""
+    """Describe the margins of a study's metrics, beginning with the default margin."""
     sizes = {name: analysis.margin_words(name, info.margin) for name, info in metrics.items() if is_tested(name)}
     usual = analysis.margin or Counter(sizes.values()).most_common(1)[0][0]
     return ", ".join([usual, *(f"{size} of {name}" for name, size in sizes.items() if size != usual)])

@@ -80,7 +80,7 @@ class Note:
 
 
 def notes_of(results: StudyResults) -> list[Note]:
-    """Return all notes in this order: warnings, trust in the verdicts, and ways to decide open verdicts."""
+    """Return warnings, then notes on trust in the verdicts, then notes on how to decide open verdicts."""
     return [*_warnings(results), *_on_the_study(results), *_at_resolutions(results), *_on_verdicts(results)]
 
 
@@ -298,7 +298,7 @@ def _at_resolutions(results: StudyResults) -> Iterator[Note]:
 def _control(view: StudyResults) -> Iterator[Note]:
     """State that the control does not differ, if the study could have detected a difference.
 
-    Otherwise yield no note.
+    If the study could not have shown a difference, yield no note.
     """
     controls, seeds = with_role(view, "control"), len(view.seeds)
     if view.sketch or differing_controls(view):
@@ -493,7 +493,7 @@ def _margins(results: StudyResults) -> Iterator[Note]:
 
 
 def _collapsed(results: StudyResults) -> Iterator[Note]:
-    """Describe collapsed runs: first those known at the deciding interim analysis, then those detected later."""
+    """Describe the runs known as collapsed at the deciding interim analysis, then collapsed runs detected later."""
     early, late = list[str](), list[str]()
     for arm in compared_arms(results):
         labels: dict[tuple[frozenset[int], int], list[str]] = {}

@@ -78,7 +78,7 @@ class MetricPower:
     spread: Spread
     """Spread of single runs on this scale."""
     deviation: float
-    """Spread of single runs in the metric's unit: half of the range within one deviation of the baseline."""
+    """Spread of single runs in the metric's unit, which is half of the range within one deviation of the baseline."""
     by_arm: dict[str, float]
     """The spread of the runs of each arm, by the arm's label."""
     level: float

@@ -1,4 +1,4 @@
-"""Priority of arms: gain, cost and possible ranks of each arm, and whether the arm is on the Pareto front.
+"""Compute the priority of each arm, with its gain, cost and possible ranks, and whether it is on the Pareto front.
 
 For a metric at a resolution, a plan is *shown better* than another plan by any of these:
 - The verdict on an arm against the baseline, or on two arms that the study declares to compare.

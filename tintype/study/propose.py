@@ -1,4 +1,4 @@
-"""Proposals: test one more arm of a finished study with few runs, at the expense of the study's error.
+"""Test a proposal, which is one more arm of a finished study, with few runs and a share of the study's error.
 
 A proposal is compared with the study's baseline runs at interim analyses (4, 8 and 16 seeds, unless the study plans
 others). It is
@@ -221,7 +221,7 @@ def propose(
     looks: SeedPlan | None = None,
     dry_run: bool = False,
 ) -> Proposal:
-    """Test one more arm of a study: make the runs that the test needs, and return the answer.
+    """Test one more arm of a study by making the runs that the test needs, and return the answer.
 
     An interim analysis begins only if its expected duration fits into the rest of `budget_s`. With `dry_run`, no run is
     made and no error is spent. Only the first proposal can set `looks`.

@@ -1,4 +1,4 @@
-"""Replicate a study's verdicts on fresh seeds: choose the runs to make, and test whether each verdict holds.
+"""Replicate a study's verdicts on fresh seeds by choosing the runs to make and testing whether each verdict holds.
 
 A verdict comes from a large measured difference, so its first estimate tends to be too large (the winner's curse).
 Fresh seeds do not have this selection bias. The first study gave each claim a sign, so each claim is tested separately
@@ -268,8 +268,8 @@ def pool(first: Interval, level: float, fresh: Interval, fresh_level: float) -> 
     """Return the inverse-variance mean of two differences with its 95% interval; None if one of them has no interval.
 
     A standard error is the half-width of an interval over the normal quantile of its confidence. The intervals are
-    Student's t intervals, so the standard errors and the pooled interval are slightly too wide. Both differences are in
-    the metric's unit.
+    Student's t intervals, so the standard errors and the pooled interval are slightly too wide. Both given differences
+    are in the metric's unit.
     """
     errors = [_error(first, level), _error(fresh, fresh_level)]
     if not all(error and math.isfinite(error) for error in errors):

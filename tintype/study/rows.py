@@ -144,7 +144,7 @@ class Row:
 
     @property
     def contrast(self) -> str:
-        """Return the difference with its interval, and relative to the reference."""
+        """Return the difference with its interval, both absolute and relative to the reference."""
         if self.comparison is None or not self.comparison.differences:
             return numerals.UNKNOWN
         return f"{self.difference} ({self.relative})"
@@ -263,7 +263,7 @@ def _is_unbounded(metric: MetricInfo, one: Comparison) -> bool:
 
 
 def effect_of(results: StudyResults, arm: Arm, row: Row) -> Effect:
-    """Return an arm's data for a figure: runs, mean and interval, relative to the row's baseline mean."""
+    """Return an arm's runs, mean and interval for a figure, relative to the row's baseline mean."""
     one = row.comparison
     assert one is not None
     looks = {number: look.seeds for number, look in enumerate(results.looks, 1)}

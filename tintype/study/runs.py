@@ -72,13 +72,13 @@ def metric_infos(study: Study) -> dict[str, results.MetricInfo]:
 
 
 def _pad(meaning: Definition) -> float:
-    """Return a fraction's continuity correction: half an image, or two deviations if chance was subtracted."""
+    """Return a fraction's continuity correction, which is half an image, or two deviations if chance was subtracted."""
     count = meaning.count or round(0.5 / PAD)
     return 1 / math.sqrt(count) if meaning.metric.corrected_for_chance else 0.5 / count
 
 
 def standing_runs(study: Study, out: Path) -> dict[str, list[results.Run]]:
-    """Read every run from its files.
+    """Read every run of the study from its files.
 
     A run with a damaged result counts as missing, so that a worker scores it again.
     """
@@ -262,7 +262,7 @@ def _text(plan: Plan, identity: str) -> results.TextInfo:
 def check_identities(runs: Runs) -> None:
     """Raise if the same name or setting stood for different weights in a study.
 
-    In this case, arms would differ in undeclared ways.
+    With different weights, arms would differ in undeclared ways.
     """
     found: dict[str, tuple[str, str]] = {}
     for arm, run in ((arm, run) for arm, of_arm in runs.items() for run in of_arm):

@@ -48,7 +48,7 @@ PRIMARY = tuple(name for name, one in definitions(Protocol(also=())).items() if 
 _WITHOUT_DISTANCES = (validation.METRIC.name,)
 """Primary metrics if no encoder has a distance metric."""
 SAME_FOR_ALL = ("seed", "data", "run")
-"""Settings that all arms share: the seed, the images for training and scoring, and housekeeping."""
+"""Settings that all arms share, which are the seed, the images for training and scoring, and housekeeping."""
 
 
 class ArmSettings(Settings):

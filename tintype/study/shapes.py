@@ -54,7 +54,7 @@ def shape_of(plan: Plan) -> str:
     """Return the hash of all settings that determine the memory and the time of a plan's steps.
 
     The hash leaves out the seed, the initial weights, the number of steps, the warm-up, and the schedule of the
-    learning rate. It also leaves out numbers that change no size, such as learning rates, decays and limits.
+    learning rate. The hash also leaves out numbers that change no size, such as learning rates, decays and limits.
     """
     stages = tuple(stage.model_copy(update={"until": number}) for number, stage in enumerate(plan.train.stages, 1))
     train = {"steps": 1, "warmup_steps": 0, "schedule": "constant", "most_skips": 1, "stages": stages}

@@ -1,5 +1,4 @@
-"""Read the progress of a study from its files alone: the worker of each run, finished and failed runs, and the
-remaining time.
+"""Read a study's progress from its files: the worker of each run, ended runs, and the remaining time.
 
 The hours of a run include all its claims, including claims of workers that died.
 """
@@ -111,7 +110,10 @@ class _Known:
 
 @dataclass(frozen=True)
 class _Wanted:
-    """A run that the study has or can get. Its names are cached, since a plan computes its hash on each access."""
+    """A run that the study has or can get.
+
+    The names of the run are cached, since a plan computes its hash on each access.
+    """
 
     task: Task
     hash: str

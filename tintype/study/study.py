@@ -1,4 +1,4 @@
-"""A study with all defaults resolved and its arms checked."""
+"""Resolve all defaults of a study, and check its arms."""
 
 from __future__ import annotations
 
@@ -441,7 +441,7 @@ def with_choices(study: Study, choices: Mapping[str, int]) -> Study:
     """Return the study with the chosen values of `tune`, given as the index of the candidate by arm label.
 
     An arm's diff is then computed against the baseline with the baseline's own choice, so the diff may include the
-    tuned keys. For each choice, the arm and the baseline with this choice were checked: the arm changes only what it
+    tuned keys. For each choice, the arm and the baseline with this choice were checked, so the arm changes only what it
     declares.
     """
     arms = []

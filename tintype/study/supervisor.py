@@ -214,7 +214,7 @@ class Supervisor:
         self.last: dict[tuple[str, int], Message] = {}
         self.jobs: list[_Job] = []
         self.pids: set[int] = set()
-        """All processes started so far."""
+        """All worker processes started so far."""
         self.seen: dict[str, _Seen] = {}
         self.settled: set[str] = set()
         """Runs that other commands have ended."""
@@ -225,7 +225,7 @@ class Supervisor:
         self.over = False
         """Whether a worker has found no run left."""
         self.due: dict[str, float] = {}
-        """The next time of each action, by its name."""
+        """Time at which each action is due next, by the action's name."""
         self.kills = count_kills()
 
     def run(self) -> dict[tuple[str, int], Message]:

@@ -1,4 +1,4 @@
-"""Tuned arms: try the values of `tune` for the baseline and each arm, and choose the best values for each of them.
+"""Try the values of `tune` for the baseline and each arm, and choose the best values for each of them.
 
 The baseline and the arms have the same number of trials and the same seeds, and the comparison uses other seeds. So a
 value that was best in its sweep by chance has no advantage in the comparison. Tuning runs are in the study's folder

@@ -1,11 +1,11 @@
-"""Compute the verdicts of a study: the difference of each contrast, its interval, and the resulting verdict.
+"""Compute the verdicts of a study from the difference of each contrast and its interval.
 
 A comparison's interval uses the comparison's share of the study's error, so the interval is the test. If the interval
-excludes zero, the verdict is better or worse. If the interval lies within the margin, the verdict is same. Otherwise
-the verdict is undecided. One share of error covers both claims (a difference, or same), since at most one of them can
-be false for any true difference. If all seeds differ by the same amount, the seed spread cannot be measured. In this
-case there is no p and no interval, and the verdict is "no spread", or "identical" if the amount is zero. The throughput
-is only measured, and not tested.
+excludes zero, the verdict is better or worse. If the interval lies within the margin, the verdict is same. If the
+interval does neither, the verdict is undecided. One share of error covers both claims (a difference, or same), since at
+most one of them can be false for any true difference. If all seeds differ by the same amount, the seed spread cannot be
+measured. In this case there is no p and no interval, and the verdict is "no spread", or "identical" if the amount is
+zero. The throughput is only measured, and not tested.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Techniques: one file for each technique, and a table of all techniques.
+"""Each technique has its own file, and an entry in a table of all techniques.
 
 A new technique needs a file, a line in this table, and a test.
 """

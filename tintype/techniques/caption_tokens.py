@@ -1,7 +1,7 @@
 """caption-tokens: training captions are truncated to their first tokens, as counted by the plan's text encoder.
 
-The encoder's own `max_tokens` also truncates prompts, and reduces the number of token positions. This technique changes
-neither prompts nor token positions.
+In contrast, the encoder's own `max_tokens` also truncates prompts, and reduces the number of token positions. This
+technique changes neither prompts nor token positions.
 """
 
 from __future__ import annotations

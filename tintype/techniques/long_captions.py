@@ -1,4 +1,4 @@
-"""long-captions: the model reads full descriptions.
+"""long-captions: train on full descriptions instead of other captions.
 
 This is the default; use it as an arm if the baseline reads other captions.
 """

@@ -1,7 +1,7 @@
 """reg: denoise a frozen teacher's class token along with the image, and align the image's tokens with the teacher's
 patches.
 
-See `losses/class_token.py` and `losses/repa.py`.
+The losses are in `losses/class_token.py` and `losses/repa.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""repa-burn-in: alignment with a teacher (arXiv 2410.06940) for the first part of training only.
+"""repa-burn-in: align tokens with a teacher (arXiv 2410.06940) only in the first part of training.
 
 PRX recommends a stop at about 200k steps, chosen by eye; HASTE (arXiv 2505.16792) also stops. After the stop, the
 teacher is released from memory, and the projector no longer changes.

@@ -1,8 +1,9 @@
 """tokenizer: the denoiser works on the latents of another autoencoder, or on pixels.
 
 The grid of tokens does not change, because `model.patch` changes with the stride and a token covers the same pixels. So
-the denoiser's cost only changes in its first and last layer. If no patch size makes this possible, the technique is
-refused, since a different number of tokens is a separate change. `patch` is for users who want both changes.
+the cost of the denoiser changes only in its first and last layer. If no patch size makes this possible, the technique
+is refused, since a different number of tokens is a separate change. The option `patch` is for users who want both
+changes.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Print the output of commands on the terminal: progress during the work, and tables at the end."""
+"""Print the output of commands on the terminal, with progress during the work and tables at the end."""

@@ -32,7 +32,7 @@ _HOST_S = 0.005
 
 
 class Estimate(View["PlanEstimate"]):
-    """View of `plan cost`: the cost of a plan by component, with estimates marked as such."""
+    """View of `plan cost`, which shows the cost of a plan by component, with estimates marked as such."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Print progress and summaries of the commands on stores: import, export, inspect, check, upgrade, caption."""
+"""Print progress and summaries of the commands on stores (import, export, inspect, check, upgrade, caption)."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def _made_by(made_by: Mapping[str, Any]) -> str:
 
 
 class Recaptioning(View[Recaptioned | CaptionPrompt]):
-    """View of captioning: its progress, its counts and its cost."""
+    """View of captioning, with its progress, counts and cost."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:

@@ -20,7 +20,7 @@ class Failure(BaseModel):
     message: str
     """The problem and the fix in one text."""
     problem: str
-    """The mistake and its place."""
+    """The mistake, with the place where it occurred."""
     fix: str
     """Instruction for the user; empty if the problem contains it."""
 

@@ -1,4 +1,4 @@
-"""Handle signals: an interrupted command prints one line that states what is saved and how to resume.
+"""Handle signals, so that an interrupted command prints one line on what is saved and how to resume.
 
 The exit code of the command is 130 after SIGINT, and 143 after SIGTERM.
 
@@ -24,7 +24,10 @@ NOTHING_HARMED = "no file is left half written; run the same command again"
 
 
 class Interrupted(BaseException):
-    """Raised by a signal. `kept` states what is saved and how to resume; None if the command did not set it."""
+    """Raised when the command receives a signal.
+
+    `kept` states what is saved and how to resume; None if the command did not set it.
+    """
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -60,7 +63,7 @@ def begin_work() -> None:
 
 
 def came() -> int | None:
-    """Return the number of the signal that was raised as `Interrupted`, if one was."""
+    """Return the number of the signal that was raised as `Interrupted`; None if there was none."""
     return _State.signal
 
 

@@ -20,7 +20,7 @@ _MOST_COLUMNS = 3
 
 
 class Verdicts(View[Judgement]):
-    """View of `judge`: the table of verdicts, its notes, and the path of the report."""
+    """View of `judge`, which shows the table of verdicts, its notes, and the path of the report."""
 
     def show(self, result: Judgement) -> None:
         show_judgement(result, self.console)

@@ -89,6 +89,6 @@ class _Stderr(logging.Handler):
 
 
 def show_notes() -> None:
-    """Print, from now on, every note that other packages of tintype log. A second call changes nothing."""
+    """Print, from now on, every note that other packages of tintype log. A second call has no effect."""
     if not any(isinstance(handler, _Stderr) for handler in LOGGER.handlers):
         LOGGER.addHandler(_Stderr())

@@ -49,7 +49,7 @@ _NOTHING_MEASURED = "nothing was measured; run the same command again"
 
 
 class Speed(View[Measurement]):
-    """View of `bench`: progress, the measured numbers, and their comparison with recorded numbers."""
+    """View of `bench`, which shows progress, the measured numbers, and their comparison with recorded numbers."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
@@ -209,7 +209,7 @@ def show_changes(changes: Sequence[Change], tolerance: float, console: Console) 
 
 
 class Findings(View[Audit]):
-    """View of `audit`: a row for each group of tensors, then the findings."""
+    """View of `audit`, which shows a row for each group of tensors, then the findings."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:

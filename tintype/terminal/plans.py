@@ -85,7 +85,7 @@ class PlanText(View[Plan]):
 
 
 class PlanChanges(View["PlanDiff"]):
-    """View of `plan diff`: a line for each setting that differs between two plans."""
+    """View of `plan diff`, which shows a line for each setting that differs between two plans."""
 
     def show(self, result: PlanDiff) -> None:
         for key, (old, new) in result.changes.items():

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class NextSteps(View[Path]):
-    """View of `new technique`: the next commands for the new file."""
+    """View of `new technique`, which shows the next commands for the new file."""
 
     def show(self, result: Path) -> None:
         file, name = quote(str(result)), self.given["name"]
@@ -34,7 +34,7 @@ class NextSteps(View[Path]):
 
 
 class Checks(View[Checked]):
-    """View of `check`: a line for each finished check, followed by the number of passed checks."""
+    """View of `check`, which shows a line for each finished check, followed by the number of passed checks."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:

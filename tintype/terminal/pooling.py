@@ -13,7 +13,7 @@ from tintype.terminal.view import View
 
 
 class Tables(View[Pooled]):
-    """View of `pool`: the primary metrics of each arm, followed by decided verdicts on other metrics."""
+    """View of `pool`, which shows the primary metrics of each arm, followed by decided verdicts on other metrics."""
 
     def show(self, result: Pooled) -> None:
         for words in result.left_out:

@@ -13,7 +13,9 @@ from tintype.wording import rendered
 
 
 class Seeds(View[PowerPlan]):
-    """View of `power`: the smallest change that each number of seeds detects, and the recommended number of seeds."""
+    """View of `power`, which shows the smallest change that each number of seeds detects, and the recommended number of
+    seeds.
+    """
 
     def show(self, result: PowerPlan) -> None:
         for reason in result.skipped:

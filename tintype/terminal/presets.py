@@ -1,4 +1,4 @@
-"""Print the presets: public data sets of images that can be imported by name."""
+"""Print the presets, which are public data sets of images that can be imported by name."""
 
 from __future__ import annotations
 

@@ -232,7 +232,8 @@ class Progress:
         *,
         row: str = "",
     ) -> None:
-        """Update the bar of a row. Arguments that are None keep their values. A new `row` adds a bar.
+        """Update the progress bar of a row. Arguments that are None leave their values unchanged. A new `row` adds a
+        bar.
 
         A new `doing` resets the bar to 0, without a total.
         """

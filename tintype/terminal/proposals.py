@@ -18,7 +18,7 @@ _STYLE = {"keep": "green", "drop": "red"}
 
 
 class Answers(OfRuns[Proposal | list[Proposal]]):
-    """View of `propose`: the progress of a proposal's runs and its answer, or the list of all proposals."""
+    """View of `propose`, which shows the progress of a proposal's runs and its answer, or the list of all proposals."""
 
     def show(self, result: Proposal | list[Proposal]) -> None:
         if isinstance(result, list):

@@ -39,7 +39,7 @@ _SHOWN = 10
 
 
 class Export(View["ExportedRun"]):
-    """View of `export`: progress by stages, the written files, and the address of the upload."""
+    """View of `export`, which shows progress by stages, the written files, and the address of the upload."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
@@ -87,7 +87,7 @@ class Export(View["ExportedRun"]):
 
 
 class Import(View["ImportedModel"]):
-    """View of `import`: the run that was made from a model."""
+    """View of `import`, which shows the run that was made from a model."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
@@ -107,7 +107,7 @@ class Import(View["ImportedModel"]):
 
 
 class CardText(View["Card"]):
-    """View of `card`: the text of the card, or the path of the written file."""
+    """View of `card`, which shows the text of the card, or the path of the written file."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
@@ -133,7 +133,7 @@ class CardText(View["Card"]):
 
 
 class Push(View["Pushed | None"]):
-    """View of `push`: the files, the question whether to upload them, and the address.
+    """View of `push`, which shows the files, the question whether to upload them, and the address.
 
     The exit code is 1 if the user declined.
     """
@@ -204,7 +204,7 @@ def _show_pushed(pushed: Pushed | None, console: Console) -> None:
 
 
 class Mirror(View["list[SyncUnit] | Mirrored"]):
-    """View of `sync`: progress and counts of a copy, or the list of files at a location.
+    """View of `sync`, which shows progress and counts of a copy, or the list of files at a location.
 
     The view reports damaged files as an error.
     """

@@ -42,7 +42,7 @@ _SCENE_PROMPT = "a red ball"
 
 
 class Training(View["Run"]):
-    """View of `train`: progress, the results of the training, and the commands to run next."""
+    """View of `train`, which shows progress, the results of the training, and the commands to run next."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
@@ -127,7 +127,7 @@ def say_next(plan: Plan, out: Path, console: Console) -> None:
 
 
 class Sampling(View["Sampled"]):
-    """View of `sample`: progress, and the paths of the images."""
+    """View of `sample`, which shows progress, and the paths of the images."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
@@ -142,7 +142,7 @@ class Sampling(View["Sampled"]):
 
 
 class Scores(View["MetricValues"]):
-    """View of `evaluate`: progress, and the metrics."""
+    """View of `evaluate`, which shows progress, and the metrics."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
@@ -206,7 +206,7 @@ def show_evaluation(title: str, result: MetricValues, meanings: Mapping[str, Def
 
 
 class Lengths(View[Curve]):
-    """View of `ema`: the progress of scoring weight averages, and their curve.
+    """View of `ema`, which shows the progress of scoring weight averages, and their curve.
 
     An interrupted command shows the curve too.
     """

@@ -18,14 +18,14 @@ from tintype.terminal.view import View
 
 
 class Serving(View[Served]):
-    """View of `serve`: the address of the pages, which `--json` writes immediately.
+    """View of `serve`, which shows the address of the pages, which `--json` writes immediately.
 
     No other line is written to a log.
     """
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
-        """Print the address of the pages. If a signal ends the command, print that nothing is lost."""
+        """Print the address of the pages. If a signal ends the command, print that no data is lost."""
 
         def on_start(served: Served) -> None:
             put_now(asdict(served))

@@ -36,7 +36,7 @@ The description of runs that an interim analysis may still need depends on the s
 
 
 class Runs(View[StudyStatus]):
-    """View of `status`: a table of the study's progress, once or updated in place."""
+    """View of `status`, which shows a table of the study's progress, once or updated in place."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Show progress and results of a study: its arms before the first step, its current runs, and its verdicts."""
+"""Show a study's arms before the first step, its current runs, and its verdicts."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class OfRuns(View[R]):
 
 
 class Verdicts(OfRuns[Results]):
-    """View of `report`: the verdicts of a study, from a new comparison of its runs."""
+    """View of `report`, which shows the verdicts of a study, from a new comparison of its runs."""
 
     def show(self, result: Results) -> None:
         self.show_results(result)
@@ -80,7 +80,7 @@ class Verdicts(OfRuns[Results]):
 
 
 class Ablation(OfRuns[Results | PlannedStudy]):
-    """View of `ablate`: arms and notes before the first step, progress of the runs, and the verdicts."""
+    """View of `ablate`, which shows arms and notes before the first step, progress of the runs, and the verdicts."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
@@ -115,7 +115,9 @@ class Ablation(OfRuns[Results | PlannedStudy]):
 
 
 class Replication(OfRuns[Results | PlannedReplication]):
-    """View of `replicate`: the tested verdicts, the progress of the fresh runs, and the outcome for each verdict."""
+    """View of `replicate`, which shows the tested verdicts, the progress of the fresh runs, and the outcome for each
+    verdict.
+    """
 
     def show(self, result: Results | PlannedReplication) -> None:
         if isinstance(result, Results):
@@ -133,7 +135,7 @@ class Replication(OfRuns[Results | PlannedReplication]):
 
 
 class Workers(View[Worked]):
-    """View of `work`: the progress of the runs that the workers of this command make."""
+    """View of `work`, which shows the progress of the runs that the workers of this command make."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
@@ -157,7 +159,9 @@ def _taken(result: Worked) -> str:
 
 
 class Launch(View[list[str]]):
-    """View of `launch`: a line for each worker on another machine, and the command that shows the study's progress."""
+    """View of `launch`, which shows a line for each worker on another machine, and the command that shows the study's
+    progress.
+    """
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:

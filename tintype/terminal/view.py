@@ -1,4 +1,4 @@
-"""Views: a view shows the progress of a library function on the terminal, and then its result."""
+"""A view shows the progress of a library function on the terminal, and then its result."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ R = TypeVar("R")
 
 @runtime_checkable
 class Ended(Protocol):
-    """A result that sets the exit code of its command: 0 for success."""
+    """A result that sets the exit code of its command; 0 means success."""
 
     @property
     def exit_code(self) -> int: ...
 
 
 class View(Generic[R]):
-    """The view of one command. With `--json`, the document contains the result, and lines go to stderr."""
+    """The terminal output of one command. With `--json`, the document contains the result, and lines go to stderr."""
 
     def __init__(self, console: Console, given: Mapping[str, Any], as_json: bool) -> None:
         self.console, self.given = console, given
@@ -34,7 +34,7 @@ class View(Generic[R]):
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
-        """Show progress while the function works. Yield the callbacks that the caller passes to the function."""
+        """Show progress while the function runs. Yield the callbacks that the caller passes to the function."""
         yield {}
 
     def show(self, result: R) -> None:
@@ -46,7 +46,10 @@ class View(Generic[R]):
         return result
 
     def finish(self, result: R) -> None:
-        """Print the result, or write it as JSON. End the command with the result's exit code if the code is not 0."""
+        """Print the result, or write the result as JSON.
+
+        End the command with the result's exit code if the code is not 0.
+        """
         if not self.as_json:
             self.show(result)
         elif not self.console.quiet:  # another rank prints it

@@ -1,4 +1,4 @@
-"""Text encoders behind one protocol (`seams.TextEncoder`)."""
+"""All text encoders implement one protocol (`seams.TextEncoder`)."""
 
 from typing import Annotated
 

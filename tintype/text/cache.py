@@ -10,7 +10,7 @@ cache.
 The folder's name is a hash of all settings and weights that determine the states. If any of them changes, a new folder
 is used. All ranks of a run and all arms of a study share the cache.
 
-T: tokens of all captions. C: width of the encoder.
+Tensor dimensions are T (tokens of all captions) and C (width of the encoder).
 """
 
 from __future__ import annotations

@@ -55,7 +55,10 @@ def clean(caption: str) -> str:
 
 
 def _unescaped(text: str) -> str:
-    """Decode HTML entities. Numeric entities with very many digits are replaced, since Python refuses to parse them."""
+    """Decode HTML entities.
+
+    Numeric entities with very many digits are replaced, since Python cannot parse such entities.
+    """
     return html.unescape(_NO_CHARACTER.sub("\ufffd", text))
 
 

@@ -4,7 +4,8 @@ The states come from the last layer after its norm, or from an earlier layer. St
 and a hash identifies everything that determines the states. As in PRX, captions get no chat template and no
 instruction. The empty caption has at least one token with any tokenizer.
 
-B: captions that are encoded together. L: tokens. C: width of the encoder. T: tokens of all captions.
+Tensor dimensions are B (captions that are encoded together), L (tokens), C (width of the encoder) and T (tokens of all
+captions).
 """
 
 from __future__ import annotations

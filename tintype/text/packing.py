@@ -4,8 +4,8 @@ A group is a set of captions of similar length that the text encoder encodes tog
 padded with zeros to a fixed length, and its attention masks the padding. So the denoiser is compiled once, and its
 result for a sample does not depend on the other captions in the batch.
 
-B: captions of a batch. L: tokens of each caption that the denoiser reads. T: tokens of all captions. C: width of the
-encoder.
+Tensor dimensions are B (captions of a batch), L (tokens of each caption that the denoiser reads), T (tokens of all
+captions) and C (width of the encoder).
 """
 
 from __future__ import annotations

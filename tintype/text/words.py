@@ -1,10 +1,10 @@
-"""`words`: a small text encoder that is trained with the denoiser and needs no download.
+"""`words` is a small text encoder that is trained with the denoiser and needs no download.
 
 Words are hashed into buckets, so no vocabulary file is needed and any text can be encoded. The hash has a salt. The
 salt was chosen so that all words in the captions of tintype's scenes fall into different buckets, for 1024, 2048 and
 4096 buckets.
 
-B: captions, L: tokens, C: width of this encoder.
+Tensor dimensions are B (captions), L (tokens) and C (width of this encoder).
 """
 
 from __future__ import annotations

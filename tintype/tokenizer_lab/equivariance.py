@@ -1,5 +1,4 @@
-"""EQ-VAE: a transform of the latents must change the decoded image in the same way (Kouzelis et al. 2025, arXiv
-2502.09509).
+"""EQ-VAE trains the decoder so that a transform of the latents transforms the image alike (arXiv 2502.09509).
 
 In a fraction of the steps, the sampled latents are shrunk and rotated by a multiple of 90 degrees. The decoded latents
 are compared with the image after the same transform. Sizes are whole latent pixels, at least a quarter of the side, so
@@ -7,7 +6,7 @@ the image's size remains a multiple of the stride.
 
 Differs: all other steps use whole images; the authors' code shrinks a quarter of those images before encoding.
 
-B: images. C: channels. H, W: rows, columns.
+Tensor dimensions are B (images), C (channels), H (rows) and W (columns).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from torch.nn.functional import interpolate
 from tintype import rng
 
 SMALLEST = 4
-"""Latents are shrunk at most to their side divided by this number."""
+"""Smallest side of shrunk latents, as their full side divided by this number."""
 
 
 @dataclass(frozen=True)

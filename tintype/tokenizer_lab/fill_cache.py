@@ -52,7 +52,7 @@ def fill_cache(
     verify: bool = False,
     on_images: Callable[[int, int], None] = lambda done, total: None,
 ) -> CachedLatents:
-    """Fill the cache until all rows are present or a signal comes. `verify` also re-encodes changed images."""
+    """Fill the cache until all rows are present or a signal is received. `verify` also re-encodes changed images."""
     if reason := why_uncacheable(plan.tokenizer, plan.tuning):
         raise UserError(reason)
     world, device = current(), choose_device(plan.run.device)

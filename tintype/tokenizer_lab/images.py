@@ -4,7 +4,7 @@ In a set on disk, the held-out images depend only on the number of images, since
 order. So a report on the same number of images as training held out uses exactly the held-out images. In a store,
 training uses only the training split and holds out a subset of it; a report uses the evaluation split.
 
-B: images. N: all images. C: channels. H, W: rows, columns.
+Tensor dimensions are B (images), N (all images), C (channels), H (rows) and W (columns).
 """
 
 from __future__ import annotations

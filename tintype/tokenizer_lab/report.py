@@ -2,7 +2,8 @@
 
 `tintype tokenizer report` writes `results.json` and one HTML file. All tokenizers are measured on the same images.
 
-N: images. B: images of a batch. C: channels. H, W: rows, columns. F: size of a feature vector.
+Tensor dimensions are N (images), B (images of a batch), C (channels), H (rows), W (columns) and F (size of a feature
+vector).
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from tintype.vision.scene_encoder import SceneEncoderSettings
 from tintype.wording import setting
 
 FAR_MEAN, FAR_STD = 0.25, 1.5
-"""The report points out latents whose mean or standard deviation (as a ratio) is further from 0 or 1."""
+"""A note reports latents if the mean is further from 0, or the standard deviation (as a ratio) further from 1."""
 
 
 class ReportSettings(Settings):
@@ -157,7 +158,7 @@ def read_tokenizer(spec: str) -> TokenizerPart:
 
 
 def tokenizer_names(specs: list[str]) -> list[str]:
-    """Return a distinct short name for each tokenizer: a folder's last component, the kind, or the whole text."""
+    """Return a distinct short name for each tokenizer (a folder's last component, the kind, or the whole text)."""
     short = [_short(spec) for spec in specs]
     names = [name if short.count(name) == 1 else spec for name, spec in zip(short, specs, strict=True)]
     for name in names:

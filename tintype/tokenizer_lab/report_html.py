@@ -1,6 +1,6 @@
 """Write the page of `tintype tokenizer report` as one file with embedded style and images, and without scripts.
 
-N: images. C: channels. H, W: rows, columns.
+Tensor dimensions are N (images), C (channels), H (rows) and W (columns).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`tintype tokenizer save`: write the autoencoder that a run has tuned as a frozen tokenizer for any plan."""
+"""`tintype tokenizer save` writes the autoencoder that a run has tuned as a frozen tokenizer for any plan."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ and a discriminator are optional, as in small-vae.
 
 Differs: the authors' discriminator is a DINO-S with an adaptive weight.
 
-B: images. C: channels. H, W: rows, columns.
+Tensor dimensions are B (images), C (channels), H (rows) and W (columns).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Train a small-vae: the loss is a reconstruction loss plus a small KL divergence from a standard normal distribution.
+"""Train a small-vae by a reconstruction loss and a small KL divergence from a standard normal distribution.
 
 A perceptual distance, a discriminator, EQ-VAE's transforms and VA-VAE's loss are optional. Every random draw is a
 function of (seed, position), so a resumed training equals an uninterrupted training.
 
-B: images. C: channels. H, W: rows, columns.
+Tensor dimensions are B (images), C (channels), H (rows) and W (columns).
 """
 
 from __future__ import annotations

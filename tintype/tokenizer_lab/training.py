@@ -1,6 +1,6 @@
 """Train a tokenizer of any kind in a folder, with data, perceptual distance, discriminator, checkpoints and resume.
 
-B: images. C: channels. H, W: rows, columns. N: held-out images.
+Tensor dimensions are B (images), C (channels), H (rows), W (columns) and N (held-out images).
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class TokenizerTraining(ImageSettings):
         raise NotImplementedError
 
     def stored(self, out: Path) -> TrainedRecord | None:
-        """Return the record of a folder whose training is done; None if it is not done."""
+        """Return the record of a folder whose training is done; None if the training is not done."""
         raise NotImplementedError
 
     def begin(self, device: torch.device) -> Trainee:

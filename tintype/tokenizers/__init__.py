@@ -1,4 +1,4 @@
-"""Tokenizers: a tokenizer maps pixels to the space of the denoiser, behind one protocol (`seams.Tokenizer`)."""
+"""A tokenizer maps pixels to the space of the denoiser, behind one protocol (`seams.Tokenizer`)."""
 
 from typing import Annotated
 

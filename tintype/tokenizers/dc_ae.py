@@ -1,4 +1,4 @@
-"""`dc-ae`: the deep-compression autoencoder (arXiv 2410.10733), by default Sana's with 32 channels and stride 32 px."""
+"""`dc-ae` is the deep-compression autoencoder (arXiv 2410.10733), by default Sana's (32 channels, stride 32 px)."""
 
 from __future__ import annotations
 

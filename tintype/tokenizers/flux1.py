@@ -1,4 +1,4 @@
-"""`flux1`: FLUX.1's autoencoder. `e2e-flux`: the same network after tuning with REPA-E (arXiv 2504.10483), frozen."""
+"""`flux1` is FLUX.1's autoencoder. `e2e-flux` is the same network after tuning with REPA-E (arXiv 2504.10483)."""
 
 from __future__ import annotations
 

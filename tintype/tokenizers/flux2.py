@@ -6,7 +6,7 @@ stride of 16 px. Here, the latents are normalised by the same numbers but are no
 stride of 8 px. The denoiser's `model.patch` folds them: patches of 2 contain the same 128 numbers in the same order,
 and other patch sizes are possible.
 
-C: channels, H, W: rows and columns of a patch.
+Tensor dimensions are C (channels), H (rows of a patch) and W (columns of a patch).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ hash.
 
 Latents are normalised to a mean of about 0 and a standard deviation of about 1.
 
-B: images, C: channels, H, W: rows and columns of the image or of the latents.
+Tensor dimensions are B (images), C (channels), H (rows) and W (columns) of the image or of the latents.
 """
 
 from __future__ import annotations
@@ -121,7 +121,9 @@ class LatentPart(PretrainedPart, TokenizerPart):
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """Return the autoencoder's checkpoint: a local folder with a config.json, or else a pipeline's subfolder."""
+        """Return the autoencoder's checkpoint, which is a local folder with a config.json, or else a pipeline's
+        subfolder.
+        """
         found = super().checkpoint
         if found.folder is not None and (found.folder / "config.json").is_file():
             return Checkpoint(self.weights)

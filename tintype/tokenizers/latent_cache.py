@@ -4,8 +4,8 @@ A row contains the frozen tokenizer's moments of one image in fp32, and a hash o
 result with and without the cache. A cache is a folder with two files, which are `latents.rows`, and `latents.json` for
 the origin of the rows.
 
-B: requested images. M: images with missing latents. C: channels of the moments. H, W: latent rows and columns. L:
-numbers in a row.
+Tensor dimensions are B (requested images), M (images with missing latents), C (channels of the moments), H (latent
+rows), W (latent columns) and L (numbers in a row).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Define the settings that all tokenizers share, and the autoencoder interface of trainable tokenizers.
 
-B: images. C: channels. H, W: rows, columns.
+Tensor dimensions are B (images), C (channels), H (rows) and W (columns).
 """
 
 from __future__ import annotations

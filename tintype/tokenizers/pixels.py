@@ -1,7 +1,4 @@
-"""`pixels`: no tokenizer.
-
-Define the tokenizer without a network, with which the denoiser works on pixels scaled to [-1, 1].
-"""
+"""`pixels`: no tokenizer. The denoiser then works on pixels that are scaled to [-1, 1]."""
 
 from __future__ import annotations
 

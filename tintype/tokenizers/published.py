@@ -44,7 +44,7 @@ class DiffusersPart(LatentPart):
         """Return the normalisation by `latents_mean` and `latents_std` if the config contains them, as in REPA-E's
         code.
 
-        Otherwise use the config's `scaling_factor` and `shift_factor`.
+        If the config does not contain them, use its `scaling_factor` and `shift_factor`.
         """
         mean, std = stated.get("latents_mean"), stated.get("latents_std")
         if mean is not None and std is not None:
@@ -92,7 +92,7 @@ class DiffusersTokenizer(PublishedTokenizer):
 
 
 class KlAutoencoder(nn.Module):
-    """A diffusers autoencoder as a trainable network."""
+    """Wrapper that makes a diffusers autoencoder a trainable network."""
 
     def __init__(self, network: Untyped) -> None:
         super().__init__()

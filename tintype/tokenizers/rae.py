@@ -1,4 +1,4 @@
-"""`rae`: a frozen representation encoder whose tokens are the latents, and a trained vision transformer as decoder.
+"""`rae` has a frozen representation encoder, whose tokens are the latents, and a trained transformer as decoder.
 
 (Zheng et al. 2025, "Diffusion Transformers with Representation Autoencoders", arXiv 2510.11690.)
 
@@ -8,7 +8,8 @@ each channel by its mean and standard deviation, which were measured after train
 Differs: the encoder's own last norm keeps its weights, and the authors normalise each position separately. The decoder
 has no class token.
 
-B: images. C: channels of the latents. H, W: rows, columns. L: tokens. D: width of the decoder.
+Tensor dimensions are B (images), C (channels of the latents), H (rows), W (columns), L (tokens) and D (width of the
+decoder).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""`small-vae`: a convolutional variational autoencoder of tintype, with a few million parameters.
+"""`small-vae` is a convolutional variational autoencoder of tintype, with a few million parameters.
 
 `tintype tokenizer train` trains a small-vae on any set of images. The first layer folds 2 × 2 pixels into channels and
 the last layer unfolds them, so that no convolution runs at full resolution. `encode` normalises each channel of the
 latents by its mean and standard deviation, which were measured after training.
 
-B: images. C: channels. H, W: rows, columns.
+Tensor dimensions are B (images), C (channels), H (rows) and W (columns).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`taef1`: a tiny autoencoder with the latents of FLUX.1, after FLUX.1's scale and shift."""
+"""`taef1` is a tiny autoencoder with the latents of FLUX.1, after FLUX.1's scale and shift."""
 
 from __future__ import annotations
 

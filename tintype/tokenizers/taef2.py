@@ -1,9 +1,8 @@
-"""`taef2`: a tiny autoencoder with the latents of FLUX.2 (madebyollin/taef2), implemented in tintype since diffusers
-has none.
+"""`taef2` is a tiny autoencoder with the latents of FLUX.2 (madebyollin/taef2), implemented in tintype.
 
 The network was trained on images in [0, 1].
 
-B: images, C: channels, H, W: rows and columns.
+Tensor dimensions are B (images), C (channels), H (rows) and W (columns).
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class TrainedFiles:
         return (folder / self.record).exists()
 
     def write(self, folder: Path, tensors: Mapping[str, Tensor], record: Callable[[str], R]) -> R:
-        """Write the weights, then the record with their SHA-256.
+        """Write the weights, then a record with the SHA-256 of the weights.
 
         So if a record exists, the weights were written completely.
         """

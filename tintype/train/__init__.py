@@ -1,1 +1,1 @@
-"""Training: one training loop, one update step, one state, and checkpoints that survive crashes."""
+"""Train a run by one loop, one update step, one state, and checkpoints that survive crashes."""

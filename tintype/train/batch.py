@@ -1,4 +1,7 @@
-"""Read the micro-batches of a step, with images, captions and cached teacher outputs. B: samples."""
+"""Read the micro-batches of a step, with images, captions and cached teacher outputs.
+
+The tensor dimension B is the number of samples.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ class StepText:
 class Batch:
     ids: Sequence[int]
     image_BCHW: Tensor | None
-    """The images; None if nothing in the step needs them."""
+    """The images; None if the step does not need images."""
     captions: Sequence[str]
     text: TextTokens
     draws: Draws

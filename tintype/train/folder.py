@@ -1,4 +1,4 @@
-"""Write a run's folder: its plan, its log files, and the lock that keeps out a second process.
+"""Write a run's folder with its plan, its log files, and the lock that keeps out a second process.
 
 All files have checksums, and seals with the hash of the plan and the file's path in the folder
 (`tintype.runtime.files`). A file of a different run or step is refused like a damaged file. The checkpoints contain

@@ -1,10 +1,10 @@
 """Load a trained run for sampling and scoring, and select the weights among a checkpoint's tensors.
 
 Training can store the weights of chosen steps ("kept weights"), to score them after the run. Kept weights are the
-weights that sampling would load at their step, without any other state. They have the format of a checkpoint, in
-`kept/step-N` of the run's folder. Like snapshots of the weight average, kept weights are written before the checkpoint
-of their step. A run that resumes from a checkpoint removes kept weights of later steps and writes them again. So a kill
-loses no kept weights, and all kept weights belong to the same training as the checkpoints.
+weights that sampling would load at their step, without any other state. Kept weights are in `kept/step-N` of the run's
+folder, in the format of a checkpoint. Like snapshots of the weight average, kept weights are written before the
+checkpoint of their step. A run that resumes from a checkpoint removes kept weights of later steps and writes them
+again. So a kill loses no kept weights, and all kept weights belong to the same training as the checkpoints.
 """
 
 from __future__ import annotations

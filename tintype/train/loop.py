@@ -1,4 +1,4 @@
-"""The training loop: resume, then update, log and save until the plan's last step."""
+"""The training loop resumes a run, then updates, logs and saves until the plan's last step."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Model:
     trained_steps: int | None = None
     """Number of training steps of the loaded weights; None for new weights."""
     opened: seams.ImageSource | None = None
-    """The training images if they are already open."""
+    """The training images; None if they are not open yet."""
     guides: Mapping[Guide, Model] = field(default_factory=dict)
     """The same model with earlier weights, used for autoguidance."""
 

@@ -4,10 +4,10 @@ The caches hold images, latents, teachers' tokens and caption embeddings. Withou
 study would spend training time on filling caches that all arms use. A step with one uncached image takes nearly as long
 as a step without any cached image.
 
-This module also measures the latents of the first images. Their mean and standard deviation determine the effective
-noise level. With wrongly scaled latents, a run trains worse but raises no error.
+This module also measures the latents of the first images. The mean and standard deviation of latents determine the
+effective noise level. With wrongly scaled latents, a run trains worse but raises no error.
 
-B: images, C: channels, H, W: latent rows and columns.
+Tensor dimensions are B (images), C (channels), H (latent rows) and W (latent columns).
 """
 
 from __future__ import annotations

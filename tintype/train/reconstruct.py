@@ -1,6 +1,6 @@
 """Snapshots of the weight averages. Weighted sums of the snapshots give averages of any length after the run (EDM2).
 
-EDM2 is arXiv 2312.02696.
+The method is EDM2 (arXiv 2312.02696).
 
 Snapshots are never deleted automatically. Snapshots are in `snapshots/step-N`, in the format of a checkpoint. Snapshots
 are fp32, because a short average is a sum of snapshots with coefficients of ten and more, of both signs

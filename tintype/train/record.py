@@ -30,7 +30,7 @@ from tintype.runtime.identity import check_same
 from tintype.train import checkpoint, speed
 
 METRICS, EVENTS = "metrics.jsonl", "events.jsonl"
-"""The logs: each line is one JSON object."""
+"""The log files, in which each line is a JSON object."""
 LOADED, LATENTS, LINEAGE, IMPORTED = "loaded.json", "latents.json", "lineage.json", "imported.json"
 ENVIRONMENT, OPTIMIZER = "environment.json", "optimizer.json"
 MADE_OF = (LOADED, LATENTS, LINEAGE, IMPORTED, PLUGINS)

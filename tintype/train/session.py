@@ -249,6 +249,6 @@ def check_columns(plan: Plan, source: ImageSource) -> None:
 
 
 def _data_key(data: DataPart, source: ImageSource) -> str:
-    """Return a key of the data: the settings, and a hash of the content if the settings do not determine it."""
+    """Return a key of the data from the settings, and a hash of the content if the settings do not determine it."""
     content = json.dumps(data.content(), separators=(",", ":"), ensure_ascii=False)
     return content if source.identity is None else f"{source.identity} {content}"

@@ -11,7 +11,7 @@ from tintype.runtime.clock import PARTS
 WARM_UP_SHARE = 0.1
 _OUTLIER = 5
 Line: TypeAlias = Mapping[str, Any]
-"""A line of `metrics.jsonl`."""
+"""The format of a line of `metrics.jsonl`."""
 
 
 def images_per_s(lines: Sequence[Line]) -> float:
@@ -47,8 +47,8 @@ def _parts_s(line: Line) -> float:
 def time_split(lines: Sequence[Line]) -> dict[str, float]:
     """Return the fraction of the time spent in each activity; `other` is the time outside of all activities.
 
-    Data loading on the host, `data`, can run while the GPU works. In this case, the fractions are relative to the sum
-    of the activities.
+    Data loading on the host, `data`, can run while the GPU works. If data loading overlaps with other activities, the
+    fractions are relative to the sum of the activities.
     """
     warm = _warm(lines)
     seconds = {part: sum(line["parts"].get(part, 0.0) for line in warm) for part in PARTS}

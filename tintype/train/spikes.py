@@ -8,7 +8,7 @@ loss term) is accepted after some steps.
 OLMo-core's `SkipStepOptimizer` differs from this, since it stores spikes unchanged and keeps the values out of the
 state.
 
-W: steps of the window. V: values of a step, its loss and its gradient norm.
+Tensor dimensions are W (steps of the window) and V (values of a step, its loss and its gradient norm).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class SpikeWindow:
 
     @torch.no_grad()
     def is_spike(self, loss: Tensor, grad_norm: Tensor) -> Tensor:
-        """Return 1 if the loss or the gradient norm is above its limit, else 0, and store both.
+        """Return 1 if the loss or the gradient norm is above its limit, else 0; store both values.
 
         Until half of the window is filled, no step counts as a spike.
         """

@@ -1,9 +1,9 @@
-"""Resume a run from its newest intact checkpoint, or start it from the weights of another run.
+"""Resume a run from its newest intact checkpoint, or start a run from the weights of another run.
 
 A run that starts from another run takes over the weights of the denoiser, the text encoder and the router. The
 optimizer, the weight average and parameters of losses start from their initial state. The new run records its origin in
-`lineage.json`, together with the other run's lineage. After its first checkpoint, it no longer needs the other run. If
-the other run was imported, its `imported.json` is copied too.
+`lineage.json`, together with the other run's lineage. After its first checkpoint, the new run no longer needs the other
+run. If the other run was imported, its `imported.json` is copied too.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The complete state of a run besides its Plan, with weights, optimizer, weight average, spike window and counters.
 
-The state is a flat mapping from names to tensors, plus JSON scalars. Loading is strict: missing or extra names and
-wrong shapes or dtypes are refused before any tensor is copied. The state contains no random state (`tintype.rng`), and
-its only data state is `images_seen` (`data.order`).
+The state is a flat mapping from names to tensors, plus JSON scalars. Loading refuses missing or extra names and wrong
+shapes or dtypes before any tensor is copied. The state contains no random state (`tintype.rng`), and its only data
+state is `images_seen` (`data.order`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class TrainState:
     skips: int = 0
     """Number of skipped steps in the whole run."""
     recent_skips: list[int] = field(default_factory=list)
-    """Skipped steps among the last `SKIP_WINDOW_STEPS`."""
+    """Number of skipped steps among the last `SKIP_WINDOW_STEPS`."""
     spikes: SpikeWindow | None = None
     teacher: AverageTeacher | None = None
     """The averaged denoiser; None if no loss term learns from it. The averaged denoiser has no separate state."""

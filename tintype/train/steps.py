@@ -1,4 +1,4 @@
-"""The loop of every training: take a step, check it, log and save, until the last step or a signal.
+"""The loop of every training takes a step, checks it, logs and saves, until the last step or a signal.
 
 A step is checked before it is logged or saved, so a state with infinite or NaN values is never saved, even on a signal.
 """

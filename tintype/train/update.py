@@ -1,7 +1,7 @@
 """One update of the weights, with forward and backward pass per micro-batch, clipping, the decision to skip, and the
 optimizer.
 
-B: samples of a micro-batch.
+The tensor dimension B is the number of samples in a micro-batch.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def _decide(parts: Session, state: TrainState, loss: Tensor, grad_norm: Tensor) 
 
 @dataclass(frozen=True)
 class Losses:
-    """The losses of a micro-batch: each term's mean, the weighted sum of means as `loss`, and the errors by time."""
+    """The losses of a micro-batch, as each term's mean, the weighted sum of means (`loss`), and the errors by time."""
 
     parts: dict[str, Tensor]
     by_time: Tensor
@@ -235,7 +235,7 @@ def _by_time(error_B: Tensor, t_B: Tensor) -> Tensor:
 
 
 def lr_factor(plan: Plan, step: int) -> float:
-    """Return the factor on the learning rate: a linear warm-up, then 1 or a cosine to zero at the last step."""
+    """Return the factor on the learning rate, which is a linear warm-up, then 1 or a cosine to zero."""
     train = plan.train
     if step < train.warmup_steps:
         return (step + 1) / train.warmup_steps

@@ -1,1 +1,1 @@
-"""Frozen image encoders: used as teachers for alignment losses, and for the features of metrics."""
+"""Frozen image encoders are teachers for alignment losses, and compute the features of metrics."""

@@ -1,6 +1,7 @@
-"""`clip` and `siglip`: encoders that map images and texts to the same space.
+"""`clip` and `siglip` are encoders that map images and texts to the same space.
 
-B: images or texts. C: channels. H, W: rows, columns. L: tokens. D: width of a token. F: size of the feature vector.
+Tensor dimensions are B (images or texts), C (channels), H (rows), W (columns), L (tokens), D (width of a token) and F
+(size of the feature vector).
 """
 
 from __future__ import annotations
@@ -146,7 +147,8 @@ _IS_ENCODER: type[TextImageEncoder] = _TextImageEncoder  # checked by mypy
 
 
 class _ClipEncoder(_TextImageEncoder):
-    """Encoder with the projected outputs of CLIP's image tower and text tower. Texts have an attention mask.
+    """Encoder with the projected outputs of CLIP's image tower and text tower. Texts are encoded with an attention
+    mask.
 
     Embeddings are not normalised. A metric that needs vectors of unit length normalises them itself.
     """

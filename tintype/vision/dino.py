@@ -1,6 +1,6 @@
-"""`dinov2` and `dinov3`: class tokens are the features of metrics, and patch tokens are the targets of alignment.
+"""`dinov2` and `dinov3`provide class tokens as features of metrics, and patch tokens as targets of alignment.
 
-B: images. C: channels. H, W: rows, columns. F: size of the feature vector.
+Tensor dimensions are B (images), C (channels), H (rows), W (columns) and F (size of the feature vector).
 """
 
 from __future__ import annotations

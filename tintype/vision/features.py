@@ -1,6 +1,7 @@
 """Compute features of many images with one encoder.
 
-B: images. C: channels. H, W: rows, columns. N: all images. F: size of the feature vector.
+Tensor dimensions are B (images), C (channels), H (rows), W (columns), N (all images) and F (size of the feature
+vector).
 """
 
 from __future__ import annotations

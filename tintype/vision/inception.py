@@ -5,7 +5,7 @@ Differs from torchvision's Inception: average pools do not count the padding, an
 of the paper's average pool. Batch norms have no gain, and the weights are different. The layers have the same names as
 in the files of pytorch-fid and torch-fidelity, so that such a file can be loaded unchanged.
 
-B: images. C: channels. H, W: rows, columns. F: size of the feature vector.
+Tensor dimensions are B (images), C (channels), H (rows), W (columns) and F (size of the feature vector).
 """
 
 from __future__ import annotations

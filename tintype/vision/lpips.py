@@ -2,7 +2,7 @@
 
 The VGG16 trunk is also a separate encoder (`vgg.py`).
 
-B: images. C: channels. H, W: rows, columns.
+Tensor dimensions are B (images), C (channels), H (rows) and W (columns).
 """
 
 from __future__ import annotations

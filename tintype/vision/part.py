@@ -1,6 +1,7 @@
 """Base classes of settings for frozen image encoders (for metrics) and for teachers (for alignment).
 
-B: images. C: channels. H, W: rows, columns. L: tokens of the grid. D: width of the teacher.
+Tensor dimensions are B (images), C (channels), H (rows), W (columns), L (tokens of the grid) and D (width of the
+teacher).
 """
 
 from __future__ import annotations

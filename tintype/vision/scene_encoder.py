@@ -1,10 +1,11 @@
-"""`scenes`: a small convolutional network that predicts every attribute in an image of a scene.
+"""`scenes`is a small convolutional network that predicts every attribute in an image of a scene.
 
 The network is both an encoder for metrics and a teacher. `train_scene_encoder.py` has trained the network on tintype's
 own scenes. The weights are part of the package, so that scores of image content need no download. The pooled output of
 the trunk is a feature vector for Fréchet distances.
 
-B: images. C: channels. H, W: rows, columns. P: positions. Q: queries. K: classes. F: size of the feature vector.
+Tensor dimensions are B (images), C (channels), H (rows), W (columns), P (positions), Q (queries), K (classes) and F
+(size of the feature vector).
 """
 
 from __future__ import annotations

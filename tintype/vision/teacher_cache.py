@@ -7,7 +7,8 @@ in memory or on disk, and each row is computed by one process.
 On a GPU, rounding depends on the index of an image in its batch. So images are encoded in blocks that depend only on
 the data. A row then does not depend on the process that computes it, on the order, or on earlier cache content.
 
-B: images. N: images of the data. M: images whose tokens are computed. L: tokens. D: width of the teacher.
+Tensor dimensions are B (images), N (images of the data), M (images whose tokens are computed), L (tokens) and D (width
+of the teacher).
 """
 
 from __future__ import annotations

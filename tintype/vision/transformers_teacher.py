@@ -1,6 +1,7 @@
-"""`transformers`: use any plain vision transformer from the library transformers as a teacher.
+"""`transformers` is a teacher that can be any plain vision transformer from the library transformers.
 
-B: images. C: channels. H, W: rows, columns. L: tokens of the grid. D: width of the teacher.
+Tensor dimensions are B (images), C (channels), H (rows), W (columns), L (tokens of the grid) and D (width of the
+teacher).
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class HubTeacherPart(TeacherPart):
         return self._checkpoint.image_processor().normalisation
 
     def _number(self, config: Untyped, key: str) -> int:
-        """Return a size of the image tower from its config.
+        """Return a size setting of the image tower from the tower's config.
 
         If the config contains a size for each side, both sizes must be equal.
         """

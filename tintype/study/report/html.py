@@ -189,7 +189,7 @@ class HtmlView(View):
 
     @cached_property
     def curve_figures(self) -> list[tuple[str, Markup]]:
-        """Return (caption, figure): the objective's loss twice, whole and its end, then what else was logged."""
+        """Return (caption, figure) of each logged curve; the objective's loss comes first, also as its second half."""
         found = []
         names = list(dict.fromkeys(name for arm in self.results.arms for run in arm.runs for name in run.curves))
         for name in sorted(names, key=lambda name: name != "flow"):

@@ -63,7 +63,7 @@ class _Images(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
         self.by_title: dict[str, list[tuple[bytes, dict[str, bytes]]]] = {}
-        """(image, the same sample at earlier steps) by the image's alternative text."""
+        """Pairs (image, the same sample at earlier steps), by the image's alternative text."""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Store an image that is embedded in the page; skip the image if it cannot be decoded."""

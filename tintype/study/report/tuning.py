@@ -1,4 +1,4 @@
-"""Format a tuned study's sweeps as text: the score of each value, the choice, and ranges that should be wider."""
+"""Format a tuned study's sweeps as text, with the score of each value, the choice, and too narrow ranges."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def cell(sweep: Sweep, point: TuningPoint, decimals: int) -> str:
 
 
 def rows(results: StudyResults, tuning: Tuning) -> Iterator[list[str]]:
-    """Yield a row for each choice of values: the values in words, followed by the scores of the baseline and each arm.
+    """Yield a row for each choice of values, which has the values followed by the scores of the baseline and each arm.
 
     If a sampler proposed separate values for each arm, each row is a trial, and its cells contain the values.
     """

@@ -82,7 +82,7 @@ class Column:
         return spread_of([v for one in self._alike(arm) for v in metric_values(one, name, self.collapsed(one))])
 
     def values(self, arm: Arm) -> str:
-        """Return the value of each seed."""
+        """Return the value of each seed as text."""
         return " · ".join(self.written(run.metrics.get(self.info.name)) for run in arm.runs)
 
     def effect(self, arm: Arm) -> str:

@@ -1,4 +1,4 @@
-"""Contrasts: weighted sums of the arms' means. Each contrast has a typed key."""
+"""Contrasts are weighted sums of the arms' means. Each contrast has a typed key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Kind = Literal["arm", "control", "between", "trend", "main effect", "interaction
 OF_ARMS: tuple[Kind, ...] = ("arm", "control")
 """Comparisons of one arm or the control with the baseline of its resolution."""
 OF_TWO: tuple[Kind, ...] = (*OF_ARMS, "between")
-"""Comparisons of two plans of one resolution: with the baseline, and declared comparisons of two arms."""
+"""Comparisons of two plans of one resolution, either with the baseline or between two arms."""
 
 
 class Key(NamedTuple):

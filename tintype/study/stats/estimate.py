@@ -1,4 +1,4 @@
-"""Estimate a contrast: its value, Student's t interval, power, and the value corrected for selection."""
+"""Estimate a contrast by its value, Student's t interval, power, and the value corrected for selection."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Estimate:
     """The value of a contrast on the scale of its cells, with its standard error and interval.
 
     With one seed, the error and the degrees of freedom are None. An error that rounding alone could cause is set to
-    zero; then every seed differs by the same amount, so the spread over seeds is not measurable. In both cases, there
-    is no interval and no p.
+    zero; then every seed differs by the same amount, so the spread over seeds is not measurable. With one seed or a
+    zero error, there is no interval and no p.
     """
 
     value: float

@@ -27,7 +27,7 @@ UNSTABLE = 0.02
 """Probability that a study calls any arm unstable although the arm's runs do not collapse more often than the
 baseline's.
 
-This error is in addition to the 5%.
+The error for "unstable" is in addition to the study's 5%.
 """
 
 
@@ -73,7 +73,7 @@ def planned_shares(seeds: Sequence[int]) -> list[float]:
 
 
 def unplanned_shares(looks: int) -> list[float]:
-    """Return the share of each unplanned analysis: 80% of the error first, then half of the remaining error each."""
+    """Return the share of each unplanned analysis; the first gets 80% of the error, and others half of the rest."""
     shares, left = list[float](), 1.0
     for number in range(looks):
         shares.append(FIRST_SHARE if number == 0 else left / 2)

@@ -11,10 +11,10 @@ is the number of pairs:
             less if a metric's own correlation is lower than theirs
     shrunk  ρ* = ρ³ / (ρ² + (1 - ρ²)² / (n - 1 + F))
 
-Some baseline runs have no partner (runs of the control, and stored runs). They have the weight λ = N / (N + n) (1 - ρ*
-s_a / s_b) in the baseline's mean. With ρ* = 0, the result is the estimate without pairs. Pairs are used only if they
-make the interval much narrower and the two spreads are similar. Using pairs more often would raise the rate of false
-verdicts (docs/statistics.md).
+Some baseline runs have no partner (runs of the control, and stored runs). These runs have the weight λ = N / (N + n) (1
+- ρ* s_a / s_b) in the baseline's mean. With ρ* = 0, the result is the estimate without pairs. Pairs are used only if
+they make the interval much narrower and the two spreads are similar. Using pairs more often would raise the rate of
+false verdicts (docs/statistics.md).
 """
 
 from __future__ import annotations

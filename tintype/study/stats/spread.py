@@ -1,5 +1,4 @@
-"""Estimate the spread over seeds: each plan's own variance is shrunk towards a variance that all plans of a resolution
-share.
+"""Estimate the spread over seeds by shrinking each plan's variance towards a variance shared within a resolution.
 
 A variance from three runs is very uncertain; if it is small by chance, the interval is too narrow. So each plan's
 variance v is averaged with a centre c, the median of the plans' variances (Smyth 2004, equation 4). The prior is fixed

@@ -1,4 +1,4 @@
-"""TensorBoard: event files in the folder of the run."""
+"""The TensorBoard tracker writes event files in the folder of the run."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Tracked:
     text: str
     """The plan as YAML."""
     is_new: bool
-    """Whether the tracker has received nothing yet."""
+    """Whether the tracker has received no data yet."""
 
     @property
     def place(self) -> Path:
@@ -42,7 +42,8 @@ class Tracked:
 
 
 class TrackerState:
-    """The data of a run that a tracker has received: the tracker's id for the run, the last step, and named records.
+    """The data of a run that a tracker has received, which are the tracker's id for the run, the last step, and named
+    records.
 
     A line is recorded before it is sent. If a process is killed between the two, the tracker misses this line, but
     never gets a line twice. A tracker that buffers its writes also loses its buffered lines.

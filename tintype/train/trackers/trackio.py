@@ -1,4 +1,4 @@
-"""Trackio: a local database; TRACKIO_DIR, TRACKIO_SPACE_ID and TRACKIO_SERVER_URL choose another place."""
+"""Trackio uses a local database; TRACKIO_DIR, TRACKIO_SPACE_ID and TRACKIO_SERVER_URL choose another place."""
 
 from __future__ import annotations
 
