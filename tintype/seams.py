@@ -576,7 +576,7 @@ class Tracker(Protocol):
     """A copy of a run or a study in an external tracking service. Reports do not read this copy, but the run's own
     files.
 
-    Methods may raise: the run goes on.
+    If a method raises an error, the run continues.
     """
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None: ...

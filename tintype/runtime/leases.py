@@ -99,7 +99,7 @@ class Disk:
             return False
 
     def is_gone(self, path: Path) -> bool:
-        """Return whether a file is surely missing.
+        """Return whether a file is certainly missing.
 
         Return False if the file's folder cannot be reached at the moment.
         """
@@ -314,7 +314,7 @@ class Leases:
             )
 
     def newest(self, name: str) -> Claim | None:
-        """Return the newest claim; None if nobody has claimed the lease yet."""
+        """Return the newest claim; None if no process has claimed the lease yet."""
         if not (numbers := self._numbers(name)):
             return None
         number, content = numbers[-1], self.disk.read(self.path(name, numbers[-1]))

@@ -1,8 +1,8 @@
 """Read the logs of a run while the files grow. Each read takes only the new bytes, and the number of stored points is
 limited.
 
-If a file is long at its first read, only as many lines as there are points are read, at equal distances. All later
-lines are read. The value of a point is the mean over the lines that the point represents.
+If a file is long at its first read, one line is read for each point, at equal distances. All later lines are read. The
+value of a point is the mean over the lines that the point represents.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Describe the power of a planned studyby the seeds needed to detect an effect, and by the reachable margins."""
+"""Describe the power of a planned study by the seeds needed to detect an effect, and by the reachable margins."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """Compare arms with the baseline during training.
 
-They are compared at each scored step, at the baseline's final quality, and at equal training time. One protocol
+The comparisons are at each scored step, at the baseline's final quality, and at equal training time. One protocol
 (`evaluation.early`) computes all these scores. Means are over the runs of an arm that have every score and did not
 collapse. Intervals use the seed spread on the scale of the metric, pooled over all arms (`study.stats.spread`).
 
 Differences and their intervals are descriptive, and lead to no verdict. The verdicts of a study compare final scores
 only, so the comparisons during training spend none of the study's error. The only exception is a crossing, which states
-the steps at which an arm is ahead or behind. Crossings have a separate error of 5% for each arm and metric, divided
+the steps at which an arm is better or worse. Crossings have a separate error of 5% for each arm and metric, divided
 among the scored steps (Bonferroni).
 
 An arm reaches the baseline's final quality at the step where the difference between its mean and the baseline's final
@@ -288,7 +288,7 @@ def _interpolated(places: Sequence[float], values: Sequence[float], at: float) -
 
 
 def _crossing(differences: Sequence[DifferenceAt], direction: Literal["lower", "higher"]) -> str:
-    """Describe from which step on an arm is ahead or behind, if its intervals show both; otherwise state that."""
+    """Describe the steps after which an arm is ahead or behind, or state that its intervals do not show both."""
     if any(one.difference.ends is None for one in differences):
         return "no verdict without a seed spread"
     shown = [(one.step, word) for one in differences if (word := _side(one, direction))]

@@ -1,4 +1,4 @@
-"""Recompute a study's verdicts from results.json if the files of the runs are gone.
+"""Recompute a study's verdicts from results.json if the files of the runs were deleted.
 
 The comparisons of a study are a function of its runs and its settings, and results.json has the metrics of every run.
 So a study without run folders is compared by the same code as all other studies. The runs' numbers do not change. Each

@@ -88,7 +88,7 @@ _STRANGERS_SHARE = 0.1
 """If other programs use more than this fraction of a GPU's memory, the GPU counts as shared."""
 
 Jobs = int | Literal["auto"]
-"""Number of workers of a command, or as many as raise the throughput."""
+"""Number of workers of a command; "auto" means as many as raise the throughput."""
 
 
 def parse_jobs(given: str | int | None) -> Jobs:

@@ -1,4 +1,4 @@
-"""EQ-VAE trains the decoder so that a transform of the latents transforms the image alike (arXiv 2502.09509).
+"""EQ-VAE trains a tokenizer so that transformed latents decode to the transformed image (arXiv 2502.09509).
 
 In a fraction of the steps, the sampled latents are shrunk and rotated by a multiple of 90 degrees. The decoded latents
 are compared with the image after the same transform. Sizes are whole latent pixels, at least a quarter of the side, so

@@ -148,7 +148,7 @@ class TokenizerPart(Part):
         return {}
 
     def why_uncacheable(self) -> str | None:
-        """Return the reason why the latents are not worth caching; None if they are."""
+        """Return the reason why caching the latents is useless; None if caching is useful."""
         return None
 
     def why_frozen(self) -> str | None:

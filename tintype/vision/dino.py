@@ -1,4 +1,4 @@
-"""`dinov2` and `dinov3`provide class tokens as features of metrics, and patch tokens as targets of alignment.
+"""`dinov2` and `dinov3` provide class tokens as features of metrics, and patch tokens as targets of alignment.
 
 Tensor dimensions are B (images), C (channels), H (rows), W (columns) and F (size of the feature vector).
 """

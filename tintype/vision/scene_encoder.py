@@ -1,4 +1,4 @@
-"""`scenes`is a small convolutional network that predicts every attribute in an image of a scene.
+"""`scenes` is a small convolutional network that predicts every attribute in an image of a scene.
 
 The network is both an encoder for metrics and a teacher. `train_scene_encoder.py` has trained the network on tintype's
 own scenes. The weights are part of the package, so that scores of image content need no download. The pooled output of

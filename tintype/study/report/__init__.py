@@ -23,7 +23,8 @@ _ALONE = {"device": "alone_on", "step_s": "step_alone_s", "peak_bytes": "peak_by
 def write_report(results: StudyResults, folder: Path, *, stored: bool = False) -> Path:
     """Write all five files atomically, and return the page's path.
 
-    If only the `stored` results are left, the images are copied from the existing page, since the image files are gone.
+    If only the `stored` results are left, the images are copied from the existing page, since the image files were
+    deleted.
     """
     folder.mkdir(parents=True, exist_ok=True)
     page = folder / "report.html"

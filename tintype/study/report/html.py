@@ -50,7 +50,7 @@ _ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5}(?:v\d+)?|[a-z-]+(?:\.[A-Z]{2})?/\d{7
 
 
 def to_html(results: StudyResults, folder: Path, kept: Mapping[str, bytes] = _NONE_KEPT) -> str:
-    """Return the page. Paths of samples are relative to `folder`; `kept` has the samples whose files are gone."""
+    """Return the page. Paths of samples are relative to `folder`; `kept` has the samples whose files were deleted."""
     colours = arm_colours(results)
     script, policy = inline_script(*SCRIPTS)
     filters = {"plain": findings.plain, "glyph": glyph, "verdict_class": verdict_class}

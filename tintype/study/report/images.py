@@ -1,4 +1,4 @@
-"""Read images from an existing page, for a new page that is written after the runs are gone."""
+"""Read images from an existing page, for a new page that is written after the runs were deleted."""
 
 from __future__ import annotations
 
