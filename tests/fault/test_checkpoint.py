@@ -104,13 +104,13 @@ def test_a_manifest_cannot_name_other_files_than_those_of_a_checkpoint(run: Path
     (newest(run) / "notes.txt").write_text("")
     (newest(run) / "shard-1").mkdir()
     right = hashlib.sha256((newest(run) / name).read_bytes()).hexdigest()
-    with pytest.raises(checkpoint.DamagedError, match="does not name the files"):
+    with pytest.raises(checkpoint.DamagedError, match="does not list the files"):
         checkpoint.read(with_manifest(newest(run), {name: right}))
 
 
 @pytest.mark.parametrize("file", ["state.json", "state.safetensors"])
 def test_a_file_that_the_manifest_leaves_out_is_not_believed(run: Path, file: str) -> None:
-    with pytest.raises(checkpoint.DamagedError, match="does not name the files"):
+    with pytest.raises(checkpoint.DamagedError, match="does not list the files"):
         checkpoint.read(with_manifest(newest(run), {file: None}))
 
 

@@ -135,7 +135,7 @@ def test_commands_refuse_a_diverged_run_and_say_why(
     for command in COMMANDS:
         code, said = exit_of(monkeypatch, capsys, *with_places(command, diverged, tmp_path / "out"))
         words = " ".join(said.split())
-        held = code == 3 and "is a diverged run" in words and "4 of the run's 15 steps were skipped" in words
+        held = code == 3 and "is a run that diverged" in words and "4 of the run's 15 steps were skipped" in words
         promise.count(held and not list(tmp_path.glob("out*")), f"{command[0]}: {code} {words}")
 
 

@@ -76,16 +76,16 @@ CASES = {
     "truncated webp": Case(image_file(3, form="webp")[:-60], reason="cannot be read as an image"),
     "html for an image": Case(b"<html>404</html>", reason="it is not JPEG, PNG"),
     "cmyk": Case(cmyk()),
-    "16 bits, grey": Case(sixteen(), reason="convert it to 8 bits a channel first"),
+    "16 bits, grey": Case(sixteen(), reason="convert the image to 8 bits per channel first"),
     "16 bits, colours": Case(sixteen_of_colour()),
     "animated gif": Case(animated("GIF"), reason="animated"),
     "animated webp": Case(animated("WEBP"), reason="animated"),
     "turned by exif": Case(turned(), size=(20, 24), same_bytes=False),
     "decompression bomb": Case(bomb(), reason="decompression bomb"),
-    "many pixels": Case(bomb(9000), reason="the most is"),
-    "empty caption": Case(text=b"", reason="it has no caption long"),
-    "blank caption": Case(text=b" \n\t ", reason="it has no caption long"),
-    "100k characters": Case(text=b"x" * 100_000, reason="has 100,000 characters; the most is 20,000"),
+    "many pixels": Case(bomb(9000), reason="the limit is"),
+    "empty caption": Case(text=b"", reason="the record has no caption long"),
+    "blank caption": Case(text=b" \n\t ", reason="the record has no caption long"),
+    "100k characters": Case(text=b"x" * 100_000, reason="has 100,000 characters; the limit is 20,000"),
     "not utf-8": Case(text=b"caf\xe9", reason="is not text in UTF-8"),
     "html": Case(text=b"a <b>fat</b> cat", reason="has HTML in it: <b>"),
     "script": Case(text=b"cat<script>alert(1)</script>", reason="has HTML in it: <script>"),
@@ -159,7 +159,7 @@ def test_a_fault_is_counted_with_its_reason_and_the_rest_is_there(
         ("/tmp/up.png", tarfile.REGTYPE, "leads out"),
         ("link.png", tarfile.SYMTYPE, "link"),
         ("hard.png", tarfile.LNKTYPE, "link"),
-        ("pipe.png", tarfile.FIFOTYPE, "no plain file"),
+        ("pipe.png", tarfile.FIFOTYPE, "not a regular file"),
     ],
 )
 def test_an_unsafe_member_of_a_tar_is_set_aside(tmp_path: Path, name: str, kind: bytes, reason: str) -> None:
@@ -258,7 +258,10 @@ def test_a_full_disk_a_signal_and_a_kill_leave_no_store_and_the_same_command_res
     assert codes["full"] == [2, False, two] and codes["killed"] == [-signal.SIGKILL, False, two], "no half shard"
     assert codes["interrupted"] in ([130, False, two], [130, False, three])
     said = " ".join((tmp_path / "full.log").read_text().split())
-    assert "File too large; no store was made; 9 items are kept there. Make room, then run the same command" in said
+    assert (
+        "File too large; no store was made; 9 items are kept there. Free some disk space, then run the same command"
+        in said
+    )
     for fault in ("full", "interrupted", "killed"):
         assert command(str(source), "--out", str(tmp_path / fault)).exit_code == 0
         store = open_store(tmp_path / fault)
@@ -339,7 +342,7 @@ def test_more_bad_records_than_the_ceiling_are_refused(tmp_path: Path, options: 
     done = CliRunner().invoke(app, ["data", "import", str(broken_of(tmp_path, 90, 100)), "--out", str(out), *options])
     said = str(done.exception)
     assert isinstance(done.exception, UserError) and not out.exists()
-    assert "6 of the first 6 records are bad: more than --most-bad 5% of all 100" in said
+    assert "6 of the first 6 records were rejected, which is more than --most-bad 5% of all 100" in said
     assert "90.parquet, row 0: 90.parquet, row 0 cannot be read as an image" in said and "row 3" not in said
     assert "with a larger share, such as --most-bad 100%" in said and f"{tmp_path / '.store.importing'}" in said
 

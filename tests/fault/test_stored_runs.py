@@ -170,5 +170,5 @@ def test_a_flipped_bit_in_the_format_is_damage_and_not_another_format(tmp_path: 
     content = {**json.loads(manifest.read_text(encoding="utf-8")), "format": 5}
     for value in (content, {**content, "format": "1"}):
         manifest.write_text(json.dumps(value), encoding="utf-8")
-        with pytest.raises(checkpoint.DamagedError, match=r"manifest.json: it does not match its checksum"):
+        with pytest.raises(checkpoint.DamagedError, match=r"manifest.json: the file does not match its checksum"):
             checkpoint.read(manifest.parent)

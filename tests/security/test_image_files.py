@@ -272,7 +272,7 @@ def test_a_member_of_a_tar_to_score_that_is_no_plain_file_is_refused(tmp_path: P
     member.type, member.linkname = kind, "b.png"
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
         tar.addfile(member)
-    with pytest.raises(UserError, match=r"a\.tar:a\.png is a link or not a plain file"):
+    with pytest.raises(UserError, match=r"a\.tar:a\.png is a link, or is not a regular file"):
         list(open_images(tmp_path / "a.tar"))
 
 
@@ -309,7 +309,7 @@ def test_a_file_of_nine_gigabytes_is_set_aside_unread(tmp_path: Path, monkeypatc
     about = tried(folder, tmp_path / "store").about
     assert about is not None and sum(about.counts.values()) == 1 and about.quarantined == 2
     said = (tmp_path / "store" / "quarantine.jsonl").read_text()
-    assert "1.jpg has 9,663,676,416 bytes; the most is 67,108,864" in said and "2.txt has 9,663,676,416 bytes" in said
+    assert "1.jpg has 9,663,676,416 bytes; the limit is 67,108,864" in said and "2.txt has 9,663,676,416 bytes" in said
     with pytest.raises(BadImageError, match=r"1\.jpg has 9,663,676,416 bytes"):
         list(open_images(folder))
 
@@ -351,7 +351,7 @@ def test_a_parquet_of_large_blobs_is_read_one_at_a_time(tmp_path: Path, nested: 
     for number, one in enumerate(open_images(path).encoded()):
         assert len(one.content) == BLOB and pyarrow.total_allocated_bytes() - before < 8 * BLOB, number
     about = [item.problem for item in open_importer(path, Reading(Limits(bytes=BLOB // 2))).items(["caption"], 0)]
-    assert len(about) == 64 and all("its column image is too large: it has 1,048," in one for one in about)
+    assert len(about) == 64 and all("the column image is too large: it has 1,048," in one for one in about)
 
 
 @pytest.mark.promise(13, control="batches of many rows")
@@ -367,8 +367,8 @@ def test_the_limits_of_an_import_are_settings(tmp_path: Path) -> None:
     images = [image_file(0, (24, 20)), image_file(1, (40, 30)), image_file(2, (24, 20), "bmp")]
     source = parquet_of(tmp_path / "a.parquet", images, caption=["a", "b", "c"])
     for options, reason in (
-        (["--most-pixels", "1000"], "row 1 has 40 × 30 pixels; the most is 1000"),
-        (["--most-bytes", "1400"], "its column image is too large: it has"),
+        (["--most-pixels", "1000"], "row 1 has 40 × 30 pixels; the limit is 1000"),
+        (["--most-bytes", "1400"], "the column image is too large: it has"),
     ):
         out = tmp_path / options[0]
         done = command("data", "import", str(source), "--out", str(out), "--most-bad", "50%", *options)
@@ -482,6 +482,6 @@ def test_the_pixels_are_checked_before_any_is_decoded(monkeypatch: pytest.Monkey
     buffer = io.BytesIO()
     Image.fromarray(np.zeros((90, 100), np.uint8)).save(buffer, "png")
     monkeypatch.setattr(Image.Image, "convert", lambda *_: pytest.fail("decoded"))
-    refused = pytest.raises(BadImageError, match=r"has 100 × 90 pixels; the most is 8999")
+    refused = pytest.raises(BadImageError, match=r"has 100 × 90 pixels; the limit is 8999")
     with refused, open_image(buffer.getvalue(), "a.png", Limits(pixels=8999)) as image:
         image.convert("RGB")

@@ -220,7 +220,7 @@ def test_a_file_whose_pages_are_damaged_is_refused(tmp_path: Path, end: int) -> 
 
 
 def test_a_page_of_too_many_values_is_refused() -> None:
-    with pytest.raises(UserError, match="image has 16,777,217 values; the most is 16,777,216"):
+    with pytest.raises(UserError, match="image has 16,777,217 values; the limit is 16,777,216"):
         parquet_file._check_page("image", 100, 100, MOST_PAGE_VALUES + 1)
     parquet_file._check_page("image", 100, 64 * MIB, MOST_PAGE_VALUES)
     parquet_file._check_page("image", MIB, 100 * MIB, 1)
@@ -244,7 +244,7 @@ def test_compressed_batches_are_seen_without_reading_them(
     if compression is None:
         refuse_compressed(tmp_path / "a.arrow")
     else:
-        with pytest.raises(UserError, match="has compressed batches"):
+        with pytest.raises(UserError, match="contains compressed record batches"):
             refuse_compressed(tmp_path / "a.arrow")
 
 

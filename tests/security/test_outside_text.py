@@ -179,7 +179,7 @@ def test_images_whose_tokens_are_only_counted_wrongly_are_set_aside(store: Path,
     done = recaption(store, PRICED, to(server), Interrupt())
     assert done.counts["set_aside"] == 4 and done.cost == 0.0 and done.about is not None
     kept = (store / str(done.about.added[0].journal)).read_text()
-    assert kept.count("its answer counts more than 1,000,000,000 tokens") == 4
+    assert kept.count("the server's answer reports more than 1,000,000,000 tokens") == 4
 
 
 @pytest.mark.promise(27)

@@ -76,7 +76,7 @@ def test_names_near_the_known_ones_are_refused(tmp_path: Path, call: Any) -> Non
     ids=["objects", "texts", "integers", "list", "text", "number", "nothing"],
 )
 def test_anything_but_arrays_of_floats_is_refused(held: Any) -> None:
-    with pytest.raises(UserError, match="not a pickle of numpy arrays alone"):
+    with pytest.raises(UserError, match="not a pickle that contains only numpy arrays"):
         read_arrays(pickle.dumps({"a": held}), "file")
 
 

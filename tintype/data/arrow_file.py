@@ -39,7 +39,8 @@ def refuse_compressed(path: Path, first: int = 0) -> None:
         for message in pyarrow.ipc.MessageReader.open_stream(file):
             if _is_compressed(message):
                 raise UserError(
-                    f"{path} has compressed batches, which tintype cannot read", "write it without compression"
+                    f"{path} contains compressed record batches, which tintype cannot read",
+                    "write the file without compression",
                 )
 
 

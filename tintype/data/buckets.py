@@ -70,7 +70,7 @@ def scaled_shape(shape: Shape, size_px: int, stage_px: int, unit_px: int) -> Sha
     """
     height, width = shape
     if min(height, width) * stage_px < unit_px * size_px:
-        raise ValueError(f"{height} × {width} would have a side shorter than {unit_px} px")
+        raise ValueError(f"{height} × {width} would give images with a side shorter than {unit_px} px")
 
     def multiples(side_px: int) -> set[int]:
         below, rest = divmod(side_px * stage_px, size_px * unit_px)
@@ -141,4 +141,4 @@ class Bucketed:
             if place < end - start:
                 return bucket, start + place
             place -= end - start
-        raise AssertionError("a unit lies in none of its epoch's buckets")
+        raise AssertionError("a unit of images lies in none of the buckets of its epoch")

@@ -30,17 +30,23 @@ class CaptionsPart(Part):
         1.0,
         gt=0,
         le=1,
-        description="Each sentence or clause of a caption is kept with this probability; at least one is kept",
+        description="Probability of keeping each sentence or clause of a caption; at least one is always kept",
     )
     max_words: int | None = Field(
-        None, ge=1, description="Captions are truncated after this many words; null: not truncated"
+        None, ge=1, description="Largest number of words of a caption; longer captions are truncated; null: no limit"
     )
     max_tokens: int | None = Field(
         None,
         ge=2,
-        description="Captions are truncated to this many tokens of the text encoder, including special tokens",
+        description="Largest number of text-encoder tokens of a caption, including special tokens; longer "
+        "captions are truncated",
     )
-    dropout: float = Field(0.1, ge=0, le=1, description="Share of samples that read the null caption, for guidance")
+    dropout: float = Field(
+        0.1,
+        ge=0,
+        le=1,
+        description="Share of training samples with the null caption in place of their own, as guidance needs",
+    )
 
     @property
     def common(self) -> dict[str, Any]:
@@ -66,7 +72,7 @@ class ColumnSettings(CaptionsPart):
     """Every sample reads the same caption column."""
 
     kind: Literal["column"] = "column"
-    column: str = Field("long", description="Column of the data with the captions")
+    column: str = Field("long", description="Caption column of the data that training reads")
 
     def pick(self, captions: Mapping[str, str], u: float, step: int) -> str:
         return captions.get(self.column, NULL_CAPTION)
@@ -80,11 +86,12 @@ class ColumnSettings(CaptionsPart):
 
 def _are_weights(weights: dict[str, float]) -> dict[str, float]:
     if not weights:
-        raise ValueError("give the caption columns, each with its weight: weights.long=0.7,weights.short=0.3")
+        raise ValueError("give a weight for each caption column, for example weights.long=0.7,weights.short=0.3")
     for column, weight in weights.items():
         if weight <= 0:
             raise ValueError(
-                f"the weight of '{column}' is {weight:g}; a weight is above 0, and a column without one is left out"
+                f"the weight of '{column}' is {weight:g}, but a weight must be above 0; to leave a column out, "
+                f"give it no weight"
             )
     return weights
 
@@ -125,7 +132,7 @@ class MixSettings(CaptionsPart):
     """
 
     kind: Literal["mix"] = "mix"
-    weights: Weights = Field(description="Weight of each column of captions")
+    weights: Weights = Field(description="Weight of each caption column: how often it is drawn, relative to the others")
 
     def problems(self) -> Iterator[str]:
         if len(self.weights) == 1:
@@ -151,9 +158,11 @@ class CurriculumSettings(CaptionsPart):
     """
 
     kind: Literal["curriculum"] = "curriculum"
-    first: str = Field(description="The column read at the start")
-    weights: Weights = Field(description="Weight of each column in the mix that follows")
-    schedule: Schedule = Field(description="Share of the samples that read the mix, at each step")
+    first: str = Field(description="Caption column that training reads at the start")
+    weights: Weights = Field(description="Weight of each caption column in the mix that replaces the first column")
+    schedule: Schedule = Field(
+        description="Share of the samples that read the mix in place of the first column, by step"
+    )
 
     def problems(self) -> Iterator[str]:
         if set(self.weights) == {self.first}:
@@ -164,14 +173,16 @@ class CurriculumSettings(CaptionsPart):
     def check(self, plan: PlanView) -> None:
         if self.schedule.end is not None and self.schedule.end > plan.train.steps:
             raise ValueError(
-                f"captions: the curriculum ends at step {self.schedule.end}, but the run has {plan.train.steps} steps "
-                "(train.steps); end it earlier, or train longer"
+                f"captions: the caption curriculum ends at step {self.schedule.end}, but the run has "
+                f"{plan.train.steps} steps "
+                "(train.steps); end the curriculum earlier, or train longer"
             )
         if len(self.schedule.factors_in(plan.train.steps)) == 1:
             raise ValueError(
-                f"captions: the curriculum does not change in {plan.train.steps} steps (train.steps): "
-                f"captions.schedule is '{self.schedule.kind}' from step {self.schedule.start} to {self.schedule.end}; "
-                "let it change earlier, or take a mix (caption-mix)"
+                f"captions: the caption curriculum never changes in {plan.train.steps} steps (train.steps): "
+                f"captions.schedule is '{self.schedule.kind}' from step {self.schedule.start} to "
+                f"{self.schedule.end}; "
+                "let the schedule change earlier, or use a constant mix (caption-mix)"
             )
 
     def weights_at(self, step: int) -> dict[str, float]:

@@ -61,8 +61,8 @@ def refuse_small(name: str, image_CHW: Tensor, size_px: int) -> None:
     height, width = image_CHW.shape[-2:]
     if min(height, width) < size_px:
         raise UserError(
-            f"{name} has {width} × {height} pixels, fewer than {size_px} on a side; images are never enlarged",
-            "take a smaller size, or remove it",
+            f"{name} has {width} × {height} pixels, fewer than {size_px} px on a side, and images are never enlarged",
+            "use a smaller size_px, or remove this image",
         )
 
 

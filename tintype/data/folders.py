@@ -73,7 +73,7 @@ def _refusal(folder: Path, outside: Sequence[Path]) -> UserError:
     return UserError(
         f"{first}{others} out of {folder} (to {_real(first)})",
         "put the files themselves there (`cp -rL` copies them); "
-        f"or pass {option('follow-links')}, if the command has it, to read the targets of the links",
+        f"if the command has the option {option('follow-links')}, it reads the targets of the links",
     )
 
 

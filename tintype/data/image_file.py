@@ -81,7 +81,8 @@ def open_image(content: bytes, name: str, limits: Limits = LIMITS) -> Iterator[I
         with Image.open(io.BytesIO(content), formats=_formats()) as image:
             if image.width * image.height > limits.pixels:
                 raise BadImageError(
-                    f"{name} has {image.width} × {image.height} pixels; the most is {limits.pixels}", "shrink it first"
+                    f"{name} has {image.width} × {image.height} pixels; the limit is {limits.pixels}",
+                    "shrink the image first",
                 )
             yield image
     except UnidentifiedImageError:
@@ -113,7 +114,7 @@ def read_file(path: Path, most: int = LIMITS.bytes) -> bytes:
 
 
 def too_large(name: str, size: int, most: int) -> str:
-    return f"{name} has {size:,} bytes; the most is {most:,}"
+    return f"{name} has {size:,} bytes; the limit is {most:,}"
 
 
 @cache

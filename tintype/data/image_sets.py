@@ -91,7 +91,9 @@ def open_images(path: Path, limit: int | None = None, follow_links: bool = False
     elif not path.exists():
         raise UserError(f"{path} does not exist", "give a folder of images, a .tar or a .parquet file")
     elif path.suffix.lower() not in _SETS:
-        raise UserError(f"{path}: unknown kind of image set", "give a folder of images, a .tar or a .parquet file")
+        raise UserError(
+            f"{path}: the path is not a set of images", "give a folder of images, a .tar or a .parquet file"
+        )
     else:
         read = partial(_SETS[path.suffix.lower()], path)
     return Images(path, lambda: islice(read(), limit), sheets)
@@ -108,10 +110,11 @@ def _folder_reader(path: Path, follow_links: bool) -> tuple[Callable[[], Iterato
         elif suffix in SUFFIXES or suffix in _SETS:
             by_kind.setdefault("images" if suffix in SUFFIXES else suffix, []).append(file)
     if not by_kind:
-        raise UserError(f"{path} contains no images ({', '.join(SUFFIXES)}), no .tar and no .parquet file")
+        raise UserError(f"{path} contains no image files ({', '.join(SUFFIXES)}), .tar files or .parquet files")
     if len(by_kind) > 1:
         raise UserError(
-            f"{path} holds {' and '.join(by_kind)} files", "give a folder with one kind, or one of the files"
+            f"{path} contains {' and '.join(by_kind)} files, but only one kind can be read",
+            "give a folder with one kind of files, or one of the files",
         )
     kind, files = next(iter(by_kind.items()))
     if kind == "images":
@@ -133,7 +136,7 @@ def _read_tar(path: Path) -> Iterator[Encoded]:
         if file.suffix.lower() not in SUFFIXES:
             continue
         if not tar_file.is_plain(member):
-            raise UserError(f"{name} is a link or not a plain file", "put the image itself there")
+            raise UserError(f"{name} is a link, or is not a regular file", "replace it by the image file itself")
         if member.size > LIMITS.bytes:
             raise BadImageError(too_large(name, member.size, LIMITS.bytes))
         yield Encoded(name, tar_file.content(path, member.offset_data, member.size), file.stem)
@@ -177,7 +180,7 @@ def decode(one: Encoded) -> Tensor:
             return pixels_of(image, one.name)
     except BadImageError as error:
         problem, fix = error.parts
-        raise BadImageError(problem, f"{fix or 'fix it'}, or remove it; no image is skipped") from None
+        raise BadImageError(problem, f"{fix or 'fix it'}, or remove the image; tintype never skips an image") from None
 
 
 def encode(image_CHW: Tensor, form: str, **options: object) -> bytes:
@@ -190,9 +193,11 @@ def encode(image_CHW: Tensor, form: str, **options: object) -> bytes:
 def pixels_of(image: Image.Image, name: str) -> Tensor:
     """Return uint8 [3, H, W] in RGB. Raise if eight opaque bits per channel cannot represent the image."""
     if image.mode not in _MODES:
-        raise BadImageError(f"{name} has pixels of the kind {image.mode}", "convert it to 8 bits a channel first")
+        raise BadImageError(
+            f"{name} has pixels in the mode {image.mode}", "convert the image to 8 bits per channel first"
+        )
     if image.has_transparency_data and min(image.convert("RGBA").getchannel("A").tobytes()) < 255:
-        raise BadImageError(f"{name} is transparent in places", "put it on a background first")
+        raise BadImageError(f"{name} has transparent pixels", "put the image on an opaque background first")
     return _channels_first(image if image.mode == "RGB" else image.convert("RGB"))
 
 

@@ -44,7 +44,7 @@ def open_bounded(path: Path, read_dictionary: Sequence[str] = ()) -> parquet.Par
             file.seek(max(0, size - 8))
             footer, mark = int.from_bytes(file.read(4), "little"), file.read(4)
         if mark == b"PAR1" and footer > MOST_FOOTER_BYTES:
-            raise UserError(f"{path} has a footer of {footer:,} bytes; the most is {MOST_FOOTER_BYTES:,}")
+            raise UserError(f"{path} has a footer of {footer:,} bytes; the limit is {MOST_FOOTER_BYTES:,}")
         return parquet.ParquetFile(
             path, read_dictionary=list(read_dictionary), pre_buffer=False, buffer_size=_READ_AHEAD
         )
@@ -70,11 +70,11 @@ def _is_of(leaf: str, columns: Sequence[str]) -> bool:
 
 def _check_page(column: str, packed: int, unpacked: int, values: int) -> None:
     if values > MOST_PAGE_VALUES:
-        raise UserError(f"{column} has {values:,} values; the most is {MOST_PAGE_VALUES:,}")
+        raise UserError(f"{column} has {values:,} values; the limit is {MOST_PAGE_VALUES:,}")
     most = min(MOST_PAGE_BYTES, max(UNCOUNTED_PAGE_BYTES, MOST_TIMES * packed))
     if unpacked > most:
         raise UserError(
-            f"{column} unpacks from {packed:,} bytes to {unpacked:,}; the most is {most:,}",
+            f"{column} would decompress from {packed:,} to {unpacked:,} bytes; the limit is {most:,}",
             "write the file with smaller pages or row groups",
         )
 
@@ -108,7 +108,7 @@ The path of a number in a nested struct consists of the struct's field and the n
 def _struct(data: memoryview, at: int, deepest: int) -> tuple[_Fields, int]:
     """Read the numbers of a struct in Thrift's compact protocol, by field. Skip all other values."""
     if not deepest:
-        raise ValueError("it is nested too deeply")
+        raise ValueError("the metadata is nested too deeply")
     fields: _Fields = {}
     last = 0
     while (byte := data[at]) != 0:
@@ -128,7 +128,7 @@ def _struct(data: memoryview, at: int, deepest: int) -> tuple[_Fields, int]:
         elif kind in (3, 7):  # one byte, a double
             at += 1 if kind == 3 else 8
         elif kind not in (1, 2):  # true and false
-            raise ValueError(f"a field of the kind {kind}")
+            raise ValueError(f"the metadata has a field of the unknown type {kind}")
     return fields, at + 1
 
 
@@ -142,7 +142,7 @@ def _unsigned(data: memoryview, at: int) -> tuple[int, int]:
         if byte < 128:
             return number, at
         if shift > 63:
-            raise ValueError("a number of more than 64 bits")
+            raise ValueError("the metadata has a number of more than 64 bits")
 
 
 def _signed(data: memoryview, at: int) -> tuple[int, int]:
@@ -203,7 +203,7 @@ def parquet_rows(
                     yield row, values
                 row += 1
     except (ArrowException, OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read as a Parquet file, from row {row} on: {error}") from None
+        raise UserError(f"{path} cannot be read as a Parquet file from row {row} onwards: {error}") from None
 
 
 def _as_bytes(kind: pyarrow.DataType) -> pyarrow.DataType:

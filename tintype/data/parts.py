@@ -49,7 +49,9 @@ def instead(data: DataPart, given: Mapping[str, object], store: str | None, wher
 def source_like(data: DataPart, given: Mapping[str, object], where: str) -> DataPart:
     """Apply `like` to a source of a mixture. Raise if the source is itself a mixture."""
     if given.get("kind") == MixtureSettings.kind_name():
-        raise UserError(f"{where}: a source of a mixture cannot be a mixture", "name the sources one by one")
+        raise UserError(
+            f"{where}: a source of a mixture cannot be a mixture", "list the inner mixture's sources directly"
+        )
     return like(data, given, where)
 
 

@@ -26,32 +26,36 @@ _ALL = "all"
 class ListedSettings(Settings):
     """Files of an image set in the format `listed`, and the folders of their images."""
 
-    image: str = Field(description="key of a line with the name of its image")
-    files: dict[str, str] = Field(min_length=1, description="JSON Lines files, and the folder of images of each")
+    image: str = Field(description="JSON key of each line that has the name of the image")
+    files: dict[str, str] = Field(min_length=1, description="JSON Lines files, and the image folder of each")
 
 
 class Preset(Settings):
     """A public image set, in the form in which it is published."""
 
-    title: str = Field(description="the set, in words")
-    home: str = Field(description="web page of the set")
+    title: str = Field(description="title of the data set")
+    home: str = Field(description="web page of the data set")
     get: list[str] = Field(
-        min_length=1, description="steps that bring the set to the disk in the form that is imported"
+        min_length=1, description="steps that download the data set in the form that the importer reads"
     )
-    license: str = Field(description="licence, in a few words")
+    license: str = Field(description="short name of the licence")
     terms: str = Field("", description="what the licence covers, and other facts to know before using the set")
     format: str = Field(description="format of the files")
-    listed: ListedSettings | None = Field(None, description="names of the files, for the format `listed`")
-    captions: dict[str, str] = Field(min_length=1, description="kinds of captions, and their columns")
-    attributes: dict[str, str] = Field({}, description="attributes, and their columns: COLUMN or COLUMN:KIND")
-    split_column: str | None = Field(None, description="column that says train or eval; without, the hash decides")
-    splits: dict[str, Split] = Field({}, description="meaning of further values of that column")
-    eval_share: float = Field(0.1, ge=0, le=1, description="fraction of held-out images, without a split column")
-    most_bad: float = Field(0.05, ge=0, le=1, description="largest fraction of records that may be set aside")
-    records: dict[Literal["all", "train", "eval"], int] = Field(
-        {}, description="expected records of the source (all), or in the store's splits"
+    listed: ListedSettings | None = Field(None, description="file names of a data set in the format `listed`")
+    captions: dict[str, str] = Field(min_length=1, description="caption names, and the column of each")
+    attributes: dict[str, str] = Field({}, description="attribute names, and the column of each: COLUMN or COLUMN:KIND")
+    split_column: str | None = Field(
+        None, description="column with the split (train or eval); without it, the image's hash decides the split"
     )
-    unverified: list[str] = Field([], description="what was not checked against the publisher's own words or files")
+    splits: dict[str, Split] = Field({}, description="split (train or eval) for other values of split_column")
+    eval_share: float = Field(0.1, ge=0, le=1, description="fraction of held-out images if there is no split_column")
+    most_bad: float = Field(0.05, ge=0, le=1, description="largest fraction of records that the import may reject")
+    records: dict[Literal["all", "train", "eval"], int] = Field(
+        {}, description="expected number of records in the source (all) or in the store's splits (train, eval)"
+    )
+    unverified: list[str] = Field(
+        [], description="facts that were not checked against the publisher's statements or files"
+    )
 
     def problems(self) -> Iterator[str]:
         if self.format not in FORMATS:

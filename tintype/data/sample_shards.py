@@ -32,7 +32,7 @@ def read_shard(path: Path) -> Tensor:
     """Return the images of a shard as uint8 [n, 3, H, W]. Refuse a damaged shard."""
     images, expected = _read(path)
     if digest(images) != expected:
-        raise damaged(path, "it does not match its checksum", _REMAKE)
+        raise damaged(path, "the file does not match its checksum", _REMAKE)
     return images
 
 
@@ -50,7 +50,7 @@ def _read(path: Path, first: int = 0, last: int | None = None) -> tuple[Tensor, 
             return file.get_slice("images")[first:last], about["sha256"]
     except (OSError, SafetensorError, KeyError, TypeError) as error:
         raise DamagedFileError(
-            f"{path} is not a shard of sampled images, or is damaged ({error})",
+            f"{path} is damaged, or is not a shard of sampled images ({error})",
             f"if an evaluation wrote it, {_REMAKE}",
         ) from None
 

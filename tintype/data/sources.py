@@ -69,7 +69,7 @@ def open_held_out(
             if shaped or len(data.shapes) == 1:
                 raise
             problem, fix = error.parts
-            raise UserError(problem, f"{fix}; or score images in the shapes of training: shapes=buckets") from None
+            raise UserError(problem, f"{fix}; or score images in the shapes of training (shapes=buckets)") from None
 
 
 def open_unseen(data: DataPart, count: int, device: torch.device) -> ImageSource:
@@ -122,8 +122,8 @@ def _naming_other(data: DataPart) -> Iterator[None]:
         problem, fix = (part.replace("data.sha256", "data.evaluate_sha256") for part in error.parts)
         if isinstance(error, TooSmallError):
             fix = (
-                "take a smaller size, or import it again without such images: "
-                f"`tintype data import SOURCE --out DIR --min-px {data.size_px:d}`"
+                f"use a smaller size, or import the data again without images that are too small: `tintype data "
+                f"import SOURCE --out DIR --min-px {data.size_px:d}`"
             )
         raise UserError(f"data.evaluate_path: {problem}", fix) from None
 

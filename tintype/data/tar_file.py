@@ -23,19 +23,22 @@ def members(path: Path) -> Iterator[tarfile.TarInfo]:
     with explained, path.open("rb") as file, tarfile.open(path, "r:") as tar:
         file.seek(max(0, size - _BLOCK))
         if size % _BLOCK or any(file.read()):
-            raise UserError(f"{path} cannot be read as a tar file: it is truncated, compressed, or not a tar file")
+            raise UserError(
+                f"{path} cannot be read as a tar file: the file is truncated, compressed, or has another format"
+            )
         for member in tar:
             if is_plain(member) and member.offset_data + member.size > size:
-                raise UserError(f"{path} cannot be read as a tar file: it is truncated at {member.name}")
+                raise UserError(f"{path} cannot be read as a tar file: the file is truncated at {member.name}")
             if not member.isdir():
                 yield member
         file.seek(tar.offset)
         while block := file.read(1 << 20):
             if any(block):
                 raise UserError(
-                    f"{path} cannot be read as a tar file: at byte {tar.offset:,} there is data "
-                    "after its end, or after a damaged header",
-                    "make it again; if several tars were joined into one file, give a folder of them",
+                    f"{path} cannot be read as a tar file: at byte {tar.offset:,} the file has data after the "
+                    f"archive's end or after a damaged header",
+                    "create the file again; if several tar files were joined into one, give a folder with the "
+                    "separate files",
                 )
 
 

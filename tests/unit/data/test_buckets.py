@@ -133,10 +133,10 @@ def test_an_image_need_only_cover_its_own_shape(tmp_path: Path) -> None:
     held_out = len(open_held_out(data, 2, CPU, shaped=True))
     fitted = fit_protocol(Protocol(shapes="buckets", encoders=()), data).protocol
     assert fitted.validation_count == fitted.reference_count == max(held_out, FEWEST_SAMPLES)
-    with pytest.raises(UserError, match=r"data\.size_px=16 on a side.*; or score images in .*: shapes=buckets"):
+    with pytest.raises(UserError, match=r"data\.size_px=16 on a side.*; or score images in .* \(shapes=buckets\)"):
         open_held_out(data, 2, CPU)
     larger = bucketed(tmp_path / "store", "data.size_px=20", "data.buckets=[[20,20],[16,24],[24,16]]").data
-    with pytest.raises(UserError, match=r"do not cover the nearest shape of data\.buckets; they are never enlarged"):
+    with pytest.raises(UserError, match=r"do not cover the nearest shape of data\.buckets; images are never enlarged"):
         StoreSource(larger, "train", CPU)  # type: ignore[arg-type]
 
 
@@ -163,7 +163,7 @@ def test_a_run_trains_on_every_shape_and_resumes_where_it_stopped(store: Path, t
 
 def test_what_needs_one_shape_is_refused_by_name(store: Path) -> None:
     for more, words in (
-        ("run.latents=disk", "run.latents needs images of one shape"),
+        ("run.latents=disk", "run.latents needs images of the same shape"),
         ("model.patch=8", "12 × 20 is not a multiple of 8"),
         ("data.buckets=[[12,20]]", "the square 16 × 16 must be one of them"),
         ("data.buckets=[[16,16],[16,20]]", "16 × 20 is empty or has more than size_px² pixels"),

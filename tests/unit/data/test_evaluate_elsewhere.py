@@ -98,7 +98,7 @@ def test_what_is_wrong_with_it_names_it(tmp_path: Path) -> None:
     for plan, words in (
         (of_stores(learnt, str(tmp_path / "none")), "data.evaluate_path: .*none"),
         (of_stores(learnt, scored, "data.evaluate_sha256='00000000'"), "data.evaluate_path: data.evaluate_sha256"),
-        (of_stores(learnt, small), "data.evaluate_path: .*never enlarged; take a smaller size, or .* --min-px 16`"),
+        (of_stores(learnt, small), "data.evaluate_path: .*never enlarged; use a smaller size, or .* --min-px 16`"),
     ):
         with pytest.raises(UserError, match=words):
             open_held_out(plan.data, 1, CPU)

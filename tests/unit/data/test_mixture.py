@@ -164,11 +164,11 @@ def test_a_bench_takes_few_images_of_each_source_at_its_size() -> None:
         (["data.sources.a.data.kind=mixture"], "unknown kind 'mixture'"),
         (
             ["data.sources.a.schedule.kind=ramp", "data.sources.a.schedule.start=6", "data.sources.a.schedule.end=7"],
-            r"data\.sources\.a is never read in 6 steps of 4 images: its share is 3, its schedule 'ramp'",
+            r"data\.sources\.a is never read in 6 steps of 4 images \(share 3, schedule 'ramp'\)",
         ),
         (
             [f"data.sources.{name}.schedule.{key}" for name in "ab" for key in ("kind=until", "start=0", "end=4")],
-            "at step 4 no source has a share",
+            "at step 4 the shares of all sources are 0",
         ),
     ],
 )
@@ -212,10 +212,7 @@ def test_stores_and_scenes_mix_and_are_known_by_their_content(tmp_path: Path) ->
     ("setting", "message"),
     [
         ("sources.mine.data.where=widht > 3", r"^data\.sources\.mine\.data\.where, character 1: "),
-        (
-            "sources.mine.data.where=width > 300",
-            r"^data\.sources\.mine: .* data\.sources\.mine\.data\.where leaves out",
-        ),
+        ("sources.mine.data.where=width > 300", r"^data\.sources\.mine: .* data\.sources\.mine\.data\.where excludes"),
         ("sources.mine.data.path=/no/data.where", r"^data\.sources\.mine: /no/data\.where is not a store"),
         ("sources.mine.data.sha256=0000000a", r"^data\.sources\.mine\.data\.sha256 records another identity"),
         ("size_px=32", r"^data\.sources\.mine: .* than data\.size_px=32 .*: data\.sources\.mine\.data\.where='min"),
@@ -233,7 +230,9 @@ def test_what_is_wrong_with_a_source_names_the_source(tmp_path: Path, setting: s
 def test_every_source_must_have_the_captions(tmp_path: Path) -> None:
     imported(captioned(tmp_path / "p.parquet", 40), tmp_path / "s", ImportOptions(captions={"other": "caption_long"}))
     plan = tiny_plan(*MIXTURE, "data.sources.mine.data.kind=store", f"data.sources.mine.data.path={tmp_path / 's'}")
-    with pytest.raises(UserError, match="the source 'mine' has no caption column 'long'; it has other"):
+    with pytest.raises(
+        UserError, match="the source 'mine' has no caption column 'long'; its caption columns are other"
+    ):
         check_columns(plan, open_source(plan.data, "train", CPU))
 
 

@@ -311,7 +311,7 @@ def test_bad_lines_are_set_aside(tmp_path: Path) -> None:
     found = list(importer.items(["text"], 0))
     assert [item.values["text"] for item in found if not item.problem] == ["good", "last"]
     problems = [item.problem for item in found if item.problem]
-    expected = ("is not a JSON object", "names no file", "names no file", "cannot be read", "decode", "more than")
+    expected = ("is not a JSON object", "is not a file in", "is not a file in", "cannot be read", "decode", "more than")
     assert len(problems) == len(expected)
     assert all(part in text for part, text in zip(expected, problems, strict=True)), problems
 
@@ -330,7 +330,7 @@ def drop_images(content: Any) -> None:
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [(change_image, "file_name` in its"), (change_note, "unknown `image_id`"), (drop_images, "no list `images`")],
+    [(change_image, "file_name` inside"), (change_note, "unknown `image_id`"), (drop_images, "no list `images`")],
 )
 def test_damaged_annotations_are_refused(change: Callable[[Any], None], message: str, tmp_path: Path) -> None:
     file = coco(tmp_path) / "annotations" / "captions_train2017.json"
@@ -348,7 +348,7 @@ def test_images_of_coco_that_are_missing_are_set_aside(tmp_path: Path) -> None:
     for file in sorted((tmp_path / "set" / "val2017").iterdir()):
         file.unlink()
     (tmp_path / "set" / "val2017").rmdir()
-    with pytest.raises(UserError, match="val2017, which is missing"):
+    with pytest.raises(UserError, match="val2017, which does not exist"):
         open_importer(tmp_path / "set", Reading(format="coco"))
 
 

@@ -135,5 +135,8 @@ def test_a_run_with_a_cached_teacher_resumes_across_the_stages_as_if_it_had_not_
 
 def test_a_stage_that_ends_within_images_of_one_shape_is_refused(store: Path) -> None:
     assert staged(store, batch=6, until=2).train.alike == 12
-    with pytest.raises(UserError, match=r"12 images in a row have one shape .* until step 3 ends after 18; let it end"):
+    with pytest.raises(
+        UserError,
+        match=r"12 images in a row have the same shape .* until step 3 ends after 18 images.*; change its end",
+    ):
         staged(store, batch=6)

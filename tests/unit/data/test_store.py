@@ -61,7 +61,7 @@ def test_a_folder_takes_its_captions_from_the_files_beside(tmp_path: Path) -> No
     about = imported(tmp_path / "set", tmp_path / "store", ImportOptions(split_column="folder"))
     assert about.captions == ["long", "short"] and about.counts == {"train": 3, "eval": 2}
     assert open_store(tmp_path / "store").captions_of(1) == {"long": "caption 1", "short": "1"}
-    assert quarantine(tmp_path / "store") == {"train/2.png": "it has no caption long (column txt)"}
+    assert quarantine(tmp_path / "store") == {"train/2.png": "the record has no caption long (column txt)"}
     imported(tmp_path / "set", tmp_path / "other", ImportOptions(captions={"words": "short"}))
     assert open_store(tmp_path / "other").captions == ["words"] and len(open_store(tmp_path / "other")) == 6
 
@@ -124,10 +124,16 @@ def test_what_cannot_be_stored_is_set_aside_with_its_reason(tmp_path: Path) -> N
     about = imported(source, tmp_path / "store", ImportOptions(sizing=Sizing(min_px=9)))
     assert sum(about.counts.values()) == 1 and about.quarantined == 6
     reasons = quarantine(tmp_path / "store")
-    expected = {1: "cannot be read", 2: "no bytes", 3: "no caption long", 4: "has 8 px, fewer than 9", 6: "no caption"}
+    expected = {
+        1: "cannot be read",
+        2: "does not contain the bytes",
+        3: "no caption long",
+        4: "has 8 px, fewer than 9",
+        6: "no caption",
+    }
     for row, reason in expected.items():
         assert reason in reasons[f"a.parquet, row {row}"]
-    with pytest.raises(UserError, match="nothing could be stored"):
+    with pytest.raises(UserError, match="no image could be stored"):
         imported(parquet_of(tmp_path / "b.parquet", [broken], caption=["x"]), tmp_path / "none")
     assert not (tmp_path / "none").exists()
 
@@ -135,7 +141,7 @@ def test_what_cannot_be_stored_is_set_aside_with_its_reason(tmp_path: Path) -> N
 def test_a_column_says_the_split_and_an_unknown_word_is_asked_for(tmp_path: Path) -> None:
     words = ["train", "Test", "validation", "val", "dev", "extra", "train", None]
     source = captioned(tmp_path / "a.parquet", 8, split=words)
-    with pytest.raises(UserError, match=r"row 5: the column split says 'extra'.* --split extra=train"):
+    with pytest.raises(UserError, match=r"row 5: the column split has the value 'extra'.* --split extra=train"):
         imported(source, tmp_path / "store", ImportOptions(split_column="split"))
     assert not list(tmp_path.glob(".*importing"))
     about = imported(
@@ -283,13 +289,13 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         (tmp_path / "twins" / f"a.{form}").write_bytes(image_file(0, form=form))
     cases: list[tuple[Path, dict[str, Any], str]] = [
         (tmp_path / "nowhere", {}, "does not exist"),
-        (tmp_path / "empty", {}, "nothing to import"),
-        (both, {}, "files of several kinds"),
-        (tmp_path / "twins", {}, "two images of one name, a.bmp and a.png"),
+        (tmp_path / "empty", {}, "no images that can be imported"),
+        (both, {}, "files of several formats"),
+        (tmp_path / "twins", {}, "images that differ only in the file ending, a.bmp and a.png"),
         (
             source,
             {"captions": {"width": "caption_long"}},
-            "--caption width=caption_long: every store has a column 'width' .* --caption width_text=caption_long",
+            "--caption width=caption_long: a built-in column 'width'.* --caption width_text=caption_long",
         ),
         (source, {"captions": {"long": "capt"}}, "no text column 'capt'; it has caption_long, caption_short"),
         (source, {"split_column": "splt"}, "--split-column splt: .* it has caption_long"),
@@ -312,7 +318,7 @@ def test_a_damaged_store_is_refused_and_never_followed(tmp_path: Path) -> None:
     content = bytearray(whole)
     content[whole.index(image_file(5)) + 60] ^= 1
     shard.write_bytes(bytes(content))
-    with pytest.raises(UserError, match=r"row 5 .* is damaged: its bytes differ from the stored ones"):
+    with pytest.raises(UserError, match=r"row 5 .* is damaged: its bytes do not match the recorded checksum"):
         Store(store).encoded(5)
     content = bytearray(whole)
     content[whole.index(b"caption of number 3")] ^= 1
@@ -328,8 +334,8 @@ def test_a_damaged_store_is_refused_and_never_followed(tmp_path: Path) -> None:
     shard.write_bytes(whole)
     for change, reason in (
         ({"name": "../shard-00000.arrow"}, "is not in the folder"),
-        ({"rows": 3}, "does not hold the 3 rows"),
-        ({"rows": "12"}, "is not what `tintype data import` of this version wrote"),
+        ({"rows": 3}, "does not contain the 3 rows"),
+        ({"rows": "12"}, "is not a file that `tintype data import` of this version writes"),
         ({"images_at": -5}, "its captions or other columns"),
     ):
         rewrite_about(store, partial(_change_shard, change))
@@ -337,7 +343,7 @@ def test_a_damaged_store_is_refused_and_never_followed(tmp_path: Path) -> None:
             Store(store)
         (store / "store.json").write_text(about)
     rewrite_about(store, lambda content: content.update(format="tintype-store-9"))
-    with pytest.raises(UserError, match="is not what `tintype data import` of this version wrote"):
+    with pytest.raises(UserError, match="is not a file that `tintype data import` of this version writes"):
         Store(store)
 
 

@@ -101,8 +101,8 @@ class Decoders:
                     self.cpu_s += cpu_s
                 return
         raise UserError(
-            f"{one.name}: the process that decoded it ended {_TRIES} times, with exit code {code} (-9: killed, mostly "
-            "for lack of memory); its output is above",
+            f"{one.name}: the process that decoded this image ended {_TRIES} times, with exit code {code} (-9 "
+            f"means killed, mostly for lack of memory); the output of the process is above",
             f"{again()} again to resume",
         )
 
@@ -118,7 +118,7 @@ class Decoders:
         except OSError as error:
             self._free.put(None)  # otherwise the next caller would wait forever
             raise UserError(
-                f"a process that decodes images cannot be started: {error.strerror or error}",
+                f"a process for decoding images cannot be started: {error.strerror or error}",
                 f"allow more processes, memory or open files, then {again()} again to resume",
             ) from error
         with self._lock:

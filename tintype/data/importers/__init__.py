@@ -63,9 +63,9 @@ def open_importer(path: Path, reading: Reading | None = None) -> Importer:
     openers: tuple[Open, ...] = (*_IMPORTERS, *(one.part for one in added("importers").values()))
     opened = [found for open_ in openers if (found := open_(path, reading or Reading())) is not None]
     if not opened:
-        raise UserError(f"{path} contains nothing to import", f"give {_KNOWN}")
+        raise UserError(f"{path} contains no images that can be imported", f"give {_KNOWN}")
     if len(opened) > 1:
-        raise UserError(f"{path} contains files of several kinds", f"give {_KNOWN}, with one kind in it")
+        raise UserError(f"{path} contains files of several formats", f"give {_KNOWN}, with files of one format")
     return opened[0]
 
 

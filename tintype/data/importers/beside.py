@@ -107,7 +107,10 @@ class SideImporter(Importer):
                     add_kinds(entries, sample.members[_JSON].entries())
         strings = {name for name, kinds in entries.items() if "text" in kinds}
         if double := sorted(strings.intersection(self._texts)):
-            raise UserError(f"{source}: {', '.join(double)} is the name of .txt files and of entries in .json files")
+            raise UserError(
+                f"{source}: {', '.join(double)} names both .txt files and keys in .json files, but "
+                f"a caption name must be unique"
+            )
         own = [FOLDER] if folder else []
         kinds = dict(sorted(entries.items())) | {name: {"text"} for name in (*self._texts, *own)}
         plain_first = sorted(self._texts, key=lambda name: name != _PLAIN)
@@ -131,12 +134,12 @@ class SideImporter(Importer):
             return Item(sample.source, problem=sample.problem)
         if sample.image is None:
             endings = ", ".join(sample.members)
-            return Item(sample.source, problem=f"it has no image, or more than one: its members are {endings}")
+            return Item(sample.source, problem=f"the sample must have exactly one image; its members are {endings}")
         try:
             content = sample.members[sample.image].read(self._most_bytes)
             return Item(sample.source, content, self._values_of(sample, columns))
         except (OSError, UnreadableError, BadImageError) as error:
-            return Item(sample.source, problem=f"it or its caption cannot be read: {error}")
+            return Item(sample.source, problem=f"the image or its caption cannot be read: {error}")
 
     def _values_of(self, sample: Sample, columns: set[str]) -> dict[str, object]:
         found: dict[str, object] = {**dict.fromkeys(columns), **sample.known}

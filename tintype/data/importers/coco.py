@@ -37,7 +37,7 @@ class CocoImporter(Importer):
             name = file.stem.removeprefix(_PREFIX)
             folder = next((one for one in (path / name, path / "images" / name) if one.is_dir()), None)
             if folder is None:
-                raise UserError(f"{file} describes the images of the folder {path / name}, which is missing")
+                raise UserError(f"{file} describes images in the folder {path / name}, which does not exist")
             self._images += [(name, folder / image, texts) for image, texts in _captioned(file)]
         kinds = {column: {"text"} for column in _COLUMNS}
         folders = sorted({image.parent for _, image, _ in self._images})
@@ -51,7 +51,7 @@ class CocoImporter(Importer):
                 check_inside(self._path, [file], self._reading.follow_links)
                 content = read_file(file, self._reading.limits.bytes)
             except (OSError, UserError) as error:
-                yield Item(source, problem=f"it cannot be read: {error}")
+                yield Item(source, problem=f"the image cannot be read: {error}")
                 continue
             values = {_FIRST: texts[0] if texts else None, _ALL: " ".join(texts), FOLDER: name}
             yield Item(source, content, {column: values[column] for column in columns})
@@ -65,13 +65,17 @@ def _captioned(file: Path) -> list[tuple[str, list[str]]]:
     for image in _objects(content, "images", file):
         name, id_ = image.get("file_name"), image.get("id")
         if not isinstance(name, str) or not isinstance(id_, int) or not name or leads_out(name):
-            raise UserError(f"{file}: an entry of `images` has no whole number `id`, or no `file_name` in its folder")
+            raise UserError(
+                f"{file}: an entry of `images` lacks an integer `id` or a `file_name` inside the image folder"
+            )
         names[id_] = name
     texts: dict[int, list[tuple[int, str]]] = {id_: [] for id_ in names}
     for note in _objects(content, "annotations", file):
         about, id_, text = note.get("image_id"), note.get("id"), note.get("caption")
         if not isinstance(about, int) or not isinstance(text, str) or not isinstance(id_, int) or about not in texts:
-            raise UserError(f"{file}: an entry of `annotations` has no `id`, no `caption`, or an unknown `image_id`")
+            raise UserError(
+                f"{file}: an entry of `annotations` lacks an `id` or a `caption`, or has an unknown `image_id`"
+            )
         texts[about].append((id_, text.strip()))
     return [(name, [text for _, text in sorted(texts[id_]) if text]) for id_, name in names.items()]
 
@@ -79,8 +83,8 @@ def _captioned(file: Path) -> list[tuple[str, list[str]]]:
 def _objects(content: Mapping[str, Json], key: str, file: Path) -> Iterator[dict[str, Json]]:
     listed = content.get(key)
     if not isinstance(listed, list):
-        raise UserError(f"{file} has no list `{key}`: it is not a file of COCO captions")
+        raise UserError(f"{file} has no list `{key}`, so it is not a file of COCO captions")
     for one in listed:
         if not isinstance(one, dict):
-            raise UserError(f"{file}: an entry of `{key}` is not an object")
+            raise UserError(f"{file}: an entry of `{key}` is not a JSON object")
         yield one

@@ -28,7 +28,9 @@ def open_folder(path: Path, reading: Reading) -> SideImporter | None:
         sample = Sample(str(image.relative_to(path)), members, {FOLDER: first_folder(image, path)})
         if (other := samples.setdefault(image.with_suffix(""), sample)) is not sample:
             twins = f"{Path(other.source).name} and {image.name}"
-            raise UserError(f"{path} has two images of one name, {twins}: their captions would be the same")
+            raise UserError(
+                f"{path} has images that differ only in the file ending, {twins}, and would share one caption file"
+            )
     beside = [file for file in files if file.suffix.lower() in (".txt", ".json")]
     for file in beside:
         stem, ending = file.with_suffix(""), file.suffix.lower()

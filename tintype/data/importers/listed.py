@@ -67,7 +67,7 @@ class ListedImporter(Importer):
             return Item(place, problem=row)
         name = self._name(row)
         if not name or leads_out(name):
-            return Item(place, problem=f"its {self._listed.image} {name} names no file in the folder")
+            return Item(place, problem=f"the value {name} of the key {self._listed.image} is not a file in the folder")
         image = self._images[file] / name
         source = str(image.relative_to(self._path))
         known = {FOLDER: first_folder(image, self._path), **row}
@@ -75,7 +75,7 @@ class ListedImporter(Importer):
             check_inside(self._path, [image], self._reading.follow_links)
             content = read_file(image, self._reading.limits.bytes)
         except (OSError, UserError) as error:
-            return Item(source, problem=f"it cannot be read: {error}")
+            return Item(source, problem=f"the image cannot be read: {error}")
         return Item(source, content, {column: known.get(column) for column in columns})
 
     def _name(self, row: dict[str, Json]) -> str:
@@ -99,11 +99,11 @@ def _lines(file: Path, start: int = 0) -> Iterator[tuple[int, bytes]]:
 def _row(line: bytes) -> dict[str, Json] | str:
     """Parse a line. Keys of nested objects become `NAME.KEY`. For an invalid line, return an error text."""
     if len(line) > MOST_TEXT_BYTES:
-        return f"it has more than {MOST_TEXT_BYTES:,} bytes"
+        return f"the line has more than {MOST_TEXT_BYTES:,} bytes"
     try:
         content = parse_object(line.decode("utf-8"))
     except ValueError as error:  # UnicodeDecodeError is one
-        return f"it {error}"
+        return f"the line {error}"
     flat: dict[str, Json] = {}
     for key, value in content.items():
         if isinstance(value, dict):

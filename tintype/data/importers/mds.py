@@ -70,9 +70,9 @@ class _Shard(BaseModel):
     @model_validator(mode="after")
     def _is_known(self) -> Self:
         if self.version != 2 or self.format != "mds":
-            raise ValueError(f"it is {self.format} of version {self.version}; tintype reads MDS version 2")
+            raise ValueError(f"the format is {self.format} version {self.version}, but tintype reads MDS version 2")
         if not len(self.column_names) == len(self.column_encodings) == len(self.column_sizes):
-            raise ValueError("the names, encodings and sizes of its columns do not match")
+            raise ValueError("the lists of column names, encodings and sizes have different lengths")
         return self
 
     def encodings(self) -> dict[str, str]:
@@ -114,7 +114,9 @@ class MdsImporter(Importer):
         check_inside(path, files, reading.follow_links)
         encodings = self._places[0].shard.encodings()
         if other := next((place for place in self._places if place.shard.encodings() != encodings), None):
-            raise UserError(f"{other.path} has other columns than {files[0]}")
+            raise UserError(
+                f"{other.path} has other columns than {files[0]}, but all shards must have the same columns"
+            )
         self._image, self._encodings = _image_column(encodings, path), encodings
         self._most_bytes = _most_bytes(encodings, self._image, reading.limits)
         entries = self._first_entries() if "json" in encodings.values() else {}
@@ -181,14 +183,19 @@ def _place(source: Path, index: Path, shard: _Shard) -> _Place:
     said = packed if packed and not (index.parent / plain.basename).is_file() else plain
     path = index.parent / said.basename
     if not path.is_file():
-        raise UserError(f"{path} is missing, and {_INDEX} names it", "copy the shards again")
+        raise UserError(f"{_INDEX} lists {path}, but this file is missing", "copy the shards again")
     if path.stat().st_size != said.bytes:
-        raise UserError(f"{path} has {path.stat().st_size:,} bytes, and {_INDEX} says {said.bytes:,}")
+        raise UserError(f"{path} has {path.stat().st_size:,} bytes, but {_INDEX} records {said.bytes:,}")
     codec = (shard.compression or "").partition(":")[0]
     if said is packed and codec != _CODEC:
-        raise UserError(f"{path} is compressed with {codec}; only {_CODEC} is read here", "unpack the shards first")
+        raise UserError(
+            f"{path} is compressed with {codec}, but tintype reads only {_CODEC}", "decompress the shards first"
+        )
     if said is packed and not pyarrow.Codec.is_available(_CODEC):
-        raise UserError(f"{path} is compressed with {_CODEC}, which this build of pyarrow lacks", "unpack it first")
+        raise UserError(
+            f"{path} is compressed with {_CODEC}, which the installed pyarrow does not support",
+            "decompress the file first",
+        )
     return _Place(path, first_folder(index.parent / plain.basename, source), shard, said is packed)
 
 
@@ -198,15 +205,15 @@ def _open(place: _Place) -> io.BufferedIOBase:
         return place.path.open("rb")
     if size > MOST_TABLE_BYTES:
         raise UserError(
-            f"{too_large(str(place.path), size, MOST_TABLE_BYTES)} when unpacked", "unpack the shards first"
+            f"{too_large(str(place.path), size, MOST_TABLE_BYTES)} when decompressed", "decompress the shards first"
         )
     with (
-        as_user_error((pyarrow.ArrowException, OSError), f"{place.path} cannot be unpacked"),
+        as_user_error((pyarrow.ArrowException, OSError), f"{place.path} cannot be decompressed"),
         pyarrow.input_stream(str(place.path), compression=_CODEC) as stream,
     ):
         content = stream.read(size + 1)
     if len(content) != size:
-        raise UserError(f"{place.path} does not unpack to the {size:,} bytes that {_INDEX} says")
+        raise UserError(f"{place.path} does not decompress to the {size:,} bytes that {_INDEX} records")
     return io.BytesIO(content)
 
 
@@ -234,10 +241,12 @@ def _offsets(file: io.BufferedIOBase, place: _Place) -> NDArray[np.uint32]:
     head = file.read(4 * min(count + 2, size // 4))
     numbers = np.frombuffer(head, _UINT32)
     if len(numbers) != count + 2 or numbers[0] != count:
-        raise UserError(f"{place.path} is damaged: it does not contain the {count:,} samples that {_INDEX} says")
+        raise UserError(
+            f"{place.path} is damaged: the file does not contain the {count:,} samples that {_INDEX} records"
+        )
     offsets = numbers[1:]
     if offsets[0] < len(head) or (offsets[1:] < offsets[:-1]).any() or offsets[-1] > size:
-        raise UserError(f"{place.path} is damaged: its samples do not follow each other within the file")
+        raise UserError(f"{place.path} is damaged: the offsets of the samples do not increase, or lie outside the file")
     return offsets
 
 
@@ -245,11 +254,11 @@ def _parts(shard: _Shard, sample: bytes) -> dict[str, bytes]:
     """Split a sample into the bytes of each column."""
     varying = sum(not size for size in shard.column_sizes)
     if len(sample) < 4 * varying:
-        raise UnreadableError("it is damaged: it ends inside the sizes of its columns")
+        raise UnreadableError("the sample is damaged: its data ends within the column sizes")
     stated = iter(np.frombuffer(sample, _UINT32, varying).tolist())
     sizes = [size or next(stated) for size in shard.column_sizes]
     if 4 * varying + sum(sizes) != len(sample):
-        raise UnreadableError(f"it is damaged: it has {len(sample):,} bytes, which do not fit its columns")
+        raise UnreadableError(f"the sample is damaged: its {len(sample):,} bytes do not match the sizes of its columns")
     ends = np.cumsum([4 * varying, *sizes]).tolist()
     return {name: sample[ends[at] : ends[at + 1]] for at, name in enumerate(shard.column_names)}
 
@@ -269,16 +278,18 @@ def _values(name: str, encoding: str, content: bytes) -> Mapping[str, object]:
         return {name: str(int.from_bytes(content, "little", signed=True))}  # also a column of text
     if encoding in _SCALARS:
         if len(content) != _SCALARS[encoding].itemsize:
-            raise UnreadableError(f"its column {name} has {len(content)} bytes, which is not the size of {encoding}")
+            raise UnreadableError(
+                f"the column {name} has {len(content)} bytes, which is not the size of the type {encoding}"
+            )
         return {name: np.frombuffer(content, _SCALARS[encoding])[0].item()}
     if encoding != "json":
-        return {name: text_of(content, f"its column {name}")}
+        return {name: text_of(content, f"the column {name}")}
     if content[:1] == b'"':
         try:
             return {name: str(json.loads(content))}
         except ValueError as error:
-            raise UnreadableError(f"its column {name} cannot be read as JSON: {error}") from None
-    entries = entries_of(content, f"its column {name}")
+            raise UnreadableError(f"the column {name} cannot be read as JSON: {error}") from None
+    entries = entries_of(content, f"the column {name}")
     return {f"{name}.{key}": value for key, value in entries.items()}
 
 
@@ -290,10 +301,12 @@ def _file_of_raw(content: bytes) -> bytes:
     width, height, named = struct.unpack("<III", content[:12]) if len(content) >= 12 else (0, 0, 0)
     mode, raw = content[12 : 12 + named].decode("ascii", "replace"), content[12 + named :]
     if mode not in _RAW_MODES:
-        raise UnreadableError(f"it has raw pixels of the kind '{mode[:12]}'; {', '.join(_RAW_MODES)} can be stored")
+        raise UnreadableError(f"the raw pixels have the mode '{mode[:12]}'; tintype can store {', '.join(_RAW_MODES)}")
     depth, form = _RAW_MODES[mode]
     if not width or not height or width * height * depth != len(raw):
-        raise UnreadableError(f"it is damaged: {len(raw):,} bytes are not {width} × {height} pixels of {depth} bytes")
+        raise UnreadableError(
+            f"the sample is damaged: {len(raw):,} bytes cannot be {width} × {height} pixels of {depth} bytes each"
+        )
     buffer = io.BytesIO()
     Image.frombytes(mode, (width, height), raw).save(buffer, form)
     return buffer.getvalue()
@@ -312,5 +325,6 @@ def _image_column(encodings: Mapping[str, str], path: Path) -> str:
         return some[0]
     columns = ", ".join(f"{name} ({encoding})" for name, encoding in encodings.items())
     raise UserError(
-        f"{path} has no column 'image', and not exactly one column of jpeg, png, pil or bytes; it has {columns}"
+        f"{path} needs a column 'image', or exactly one column with the encoding jpeg, png, pil or bytes; its "
+        f"columns are {columns}"
     )

@@ -65,7 +65,7 @@ class MetadataImporter(Importer):
         self._path, self._reading = path, reading
         folders = [file.parent for file in metadata]
         if twice := next((folder for folder in folders if folders.count(folder) > 1), None):
-            raise UserError(f"{twice} has several metadata files", "keep only one of them")
+            raise UserError(f"{twice} has several metadata files", "keep only one metadata file in the folder")
         self._rows = [(file.parent, row) for file in metadata for row in _READERS[file.name](file)]
         named = {folder / name for folder, row in self._rows if (name := _name(row)) is not None}
         self._unnamed = [image for image in images if image not in named]
@@ -83,27 +83,27 @@ class MetadataImporter(Importer):
         for folder, row in self._rows[first:]:
             yield self._item(folder, row, columns)
         for image in self._unnamed[max(0, first - len(self._rows)) :]:
-            yield Item(str(image.relative_to(self._path)), problem="no row of the metadata names it")
+            yield Item(str(image.relative_to(self._path)), problem="no row of the metadata names this image")
 
     def _item(self, folder: Path, row: Item, columns: Collection[str]) -> Item:
         if row.problem:
             return row
         name = _name(row) or ""
         if not name.strip():
-            return Item(row.source, problem=f"its {_NAME} is empty")
+            return Item(row.source, problem=f"the {_NAME} of this row is empty")
         if leads_out(name):
-            return Item(row.source, problem=f"its {_NAME} {name} leads out of the folder")
+            return Item(row.source, problem=f"the {_NAME} {name} of this row is a path outside the folder")
         file = folder / name
         source = str(file.relative_to(self._path))
         known = {FOLDER: first_folder(file, self._path), **row.values}
         try:
             if not file.is_file():
-                return Item(source, problem=f"{row.source} names it, and there is no such file")
+                return Item(source, problem=f"{row.source} names this image, but the file does not exist")
             check_inside(self._path, [file], self._reading.follow_links)
             content = read_file(file, self._reading.limits.bytes)
             return Item(source, content, {column: known.get(column) for column in columns})
         except (OSError, UserError) as error:
-            return Item(source, problem=f"it cannot be read: {error}")
+            return Item(source, problem=f"the image cannot be read: {error}")
 
 
 def _text(file: Path) -> str:
@@ -118,7 +118,7 @@ def _read_jsonl(file: Path) -> Iterator[Item]:
             try:
                 yield Item(place, values=parse_object(line))
             except ValueError as error:
-                yield Item(place, problem=f"it {error}")
+                yield Item(place, problem=f"the row {error}")
 
 
 def _read_csv(file: Path) -> Iterator[Item]:
@@ -131,7 +131,7 @@ def _read_csv(file: Path) -> Iterator[Item]:
             if len(cells) == len(header):
                 yield Item(place, values=dict(zip(header, cells, strict=True)))
             elif cells:
-                yield Item(place, problem=f"it has {len(cells)} cells, and the header has {len(header)}")
+                yield Item(place, problem=f"the row has {len(cells)} cells, but the header has {len(header)}")
     except csv.Error as error:
         raise UserError(f"{file} cannot be read as CSV, line {reader.line_num}: {error}") from None
     finally:

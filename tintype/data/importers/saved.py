@@ -34,7 +34,7 @@ def open_saved(path: Path, reading: Reading) -> TableImporter | None:
         splits = names if isinstance(names, list) else []
         folders = {name: path / name for name in splits if _is_name(name)}
         if not folders or len(folders) < len(splits):
-            raise UserError(f"{path / _DICT} names no splits")
+            raise UserError(f"{path / _DICT} lists no splits")
     elif not (path / _STATE).is_file():
         return None
     files = [(split, file) for split, folder in folders.items() for file in _data_files(folder)]
@@ -58,7 +58,7 @@ def _table(source: Path, path: Path, split: str | None) -> Table:
     with _reading(path) as (mapped, stream):
         count = sum(batch.num_rows for batch in stream)
         if mapped.tell() != mapped.size():
-            raise UserError(f"{path} cannot be read as an Arrow stream: there is data after its end")
+            raise UserError(f"{path} cannot be read as an Arrow stream: the file has data after the end of the stream")
         return Table(path, str(path.relative_to(source)), count, stream.schema, split)
 
 
@@ -70,7 +70,9 @@ def _reading(path: Path) -> Iterator[tuple[pyarrow.MemoryMappedFile, pyarrow.Rec
         with path.open("rb") as file:
             file.seek(-min(len(_END), path.stat().st_size), 2)
             if file.read() != _END:
-                raise UserError(f"{path} cannot be read as an Arrow stream: it is truncated, or has another format")
+                raise UserError(
+                    f"{path} cannot be read as an Arrow stream: the file is truncated, or has another format"
+                )
         refuse_compressed(path)
         with pyarrow.memory_map(str(path)) as mapped, pyarrow.ipc.open_stream(mapped) as stream:
             yield mapped, stream
@@ -79,16 +81,19 @@ def _reading(path: Path) -> Iterator[tuple[pyarrow.MemoryMappedFile, pyarrow.Rec
 def _data_files(folder: Path) -> list[Path]:
     state = _json(folder / _STATE)
     if state.get("_indices_data_files"):
-        raise UserError(f"{folder} selects its rows by a separate file", "save it after flatten_indices()")
+        raise UserError(
+            f"{folder} selects its rows with a separate index file, which tintype cannot read",
+            "call flatten_indices() on the data set and save it again",
+        )
     listed = state.get("_data_files")
     names = (
         [one.get("filename") if isinstance(one, dict) else None for one in listed] if isinstance(listed, list) else []
     )
     files = [folder / name for name in names if _is_name(name)]
     if not files or len(files) < len(names):
-        raise UserError(f"{folder / _STATE} names no data files in its folder")
+        raise UserError(f"{folder / _STATE} lists no data files in its folder")
     if missing := next((file for file in files if not file.is_file()), None):
-        raise UserError(f"{missing} is missing, and {folder / _STATE} names it", "copy the data set again")
+        raise UserError(f"{folder / _STATE} lists {missing}, but this file is missing", "copy the data set again")
     return files
 
 

@@ -69,7 +69,9 @@ def image_column(schema: pyarrow.Schema, path: Path) -> str:
     if IMAGE in schema.names:
         kind = plain_type(schema.field(IMAGE).type)
         if not _is_bytes(kind) and not _has_bytes(kind):
-            raise UserError(f"{path}: the column 'image' holds no bytes of image files, but {str(kind)[:80]}")
+            raise UserError(
+                f"{path}: the column 'image' must contain the bytes of image files, but has the type {str(kind)[:80]}"
+            )
         return IMAGE
     structs = [one.name for one in schema if _has_bytes(one.type)]
     if len(structs) == 1:
@@ -90,7 +92,7 @@ def kinds(schemas: Sequence[pyarrow.Schema]) -> dict[str, set[str]]:
 def _item(values: Mapping[str, object], image: str, columns: Collection[str], place: str) -> Item:
     for column in (image, *columns):
         if isinstance(values[column], TooLarge):
-            return Item(place, problem=f"its column {column} is too large: {values[column]}")
+            return Item(place, problem=f"the column {column} is too large: {values[column]}")
     found = values[image]
     content, path = (found.get("bytes"), found.get("path")) if isinstance(found, dict) else (found, None)
     source = f"{place}, {path.decode(errors='replace')}" if isinstance(path, bytes) and path else place
@@ -100,9 +102,9 @@ def _item(values: Mapping[str, object], image: str, columns: Collection[str], pl
         try:
             decoded[column] = value.decode() if isinstance(value, bytes) else value
         except UnicodeDecodeError as error:
-            return Item(source, problem=f"its column {column} is not text in UTF-8: {error}")
+            return Item(source, problem=f"the column {column} is not text in UTF-8: {error}")
     if not isinstance(content, bytes):
-        return Item(source, problem=f"the column '{image}' holds no bytes of an image file")
+        return Item(source, problem=f"the column '{image}' does not contain the bytes of an image file")
     return Item(source, content, decoded)
 
 

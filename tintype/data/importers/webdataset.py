@@ -46,13 +46,13 @@ def _take(samples: dict[str, Sample], path: Path, member: tarfile.TarInfo) -> No
     key, ending = f"{folder}{slash}{stem}", ending.lower()
     sample = samples.setdefault(key, Sample(f"{path.name}:{key}"))
     if ending in sample.members:
-        sample.problem = f"it has two members .{ending}"
+        sample.problem = f"the sample has two members .{ending}"
     sample.members[ending] = Member(ending, path, member.offset_data, member.size)
 
 
 def _refusal(member: tarfile.TarInfo) -> str:
     if member.issym() or member.islnk():
-        return f"it is a link to {member.linkname}; links are not followed"
+        return f"the member is a link to {member.linkname}, and links are not followed"
     if not tar_file.is_plain(member):
-        return "it is no plain file (a device, a pipe, or sparse)"
-    return "its path leads out of the tar" if leads_out(member.name) else ""
+        return "the member is not a regular file (but a device, a pipe, or sparse)"
+    return "the path of the member leads out of the tar file" if leads_out(member.name) else ""

@@ -51,9 +51,11 @@ class Share(Settings):
     At a step, it is rest + (share - rest) × the schedule's factor.
     """
 
-    share: float = Field(1.0, ge=0, description="Its share, relative to the other sources")
-    rest: float = Field(0.0, ge=0, description="Its remaining share while the schedule's factor is 0")
-    schedule: Schedule = Field(Schedule(), description="How the share changes with the step")
+    share: float = Field(1.0, ge=0, description="Share of this source in each batch, relative to the other sources")
+    rest: float = Field(0.0, ge=0, description="Share of this source while the schedule's factor is 0")
+    schedule: Schedule = Field(
+        Schedule(), description="Schedule of the factor that changes the source's share over training"
+    )
 
 
 def _without_size(data: DataPart, info: SerializationInfo) -> Plain:
@@ -66,7 +68,9 @@ class MixedSource(Share):
 
     data: Annotated[
         DataPart, OneOf((ScenesSettings, StoreSettings), usual="scenes"), PlainSerializer(_without_size)
-    ] = Field(ScenesSettings(), description="Any data except another mixture; its size_px is the mixture's")
+    ] = Field(
+        ScenesSettings(), description="Data of this source, of any kind except mixture; size_px is set by the mixture"
+    )
 
     def problems(self) -> Iterator[str]:
         if self.rest and self.schedule.kind == "constant":
@@ -115,9 +119,11 @@ class MixtureSettings(DataPart):
 
     kind: Literal["mixture"] = "mixture"
     sources: dict[Annotated[str, StringConstraints(pattern="^[a-z0-9][a-z0-9-]*$")], MixedSource] = Field(
-        min_length=1, description="The sources by names of your choice, each with its data and share"
+        min_length=1, description="Sources of the mixture: a name of your choice, with the source's data and share"
     )
-    evaluate: str = Field("", description="The source whose held-out images are the reference; by default the last")
+    evaluate: str = Field(
+        "", description="Name of the source whose held-out images are the reference; by default the last source"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -220,13 +226,16 @@ class MixtureSettings(DataPart):
     def check(self, plan: PlanView) -> None:
         steps, batch = plan.train.steps, plan.train.batch
         if set(plan.train.batches) != {batch}:
-            raise ValueError("train.stages: a mixture needs batches of one size; leave `batch` out of the stages")
+            raise ValueError(
+                "train.stages: a mixture needs the same batch size at all stages; leave `batch` out of the stages"
+            )
         for name, count in self._images(steps, batch).items():
             if not count:
                 source = self.sources[name]
                 raise ValueError(
-                    f"data.sources.{name} is never read in {steps} steps of {batch} images: its share is "
-                    f"{source.share:g}, its schedule '{source.schedule.kind}'; remove it, or change them"
+                    f"data.sources.{name} is never read in {steps} steps of {batch} images (share "
+                    f"{source.share:g}, schedule '{source.schedule.kind}'); remove this source, or change "
+                    f"its share or schedule"
                 )
 
     def describe(self) -> str:
@@ -259,7 +268,7 @@ def images_before(shares: tuple[MixedSource, ...], batch: int, steps: int) -> Te
     nothing = (share_SN.sum(1) <= 0).nonzero()
     if len(nothing):
         raise ValueError(
-            f"data: at step {int(nothing[0])} no source has a share; at each step at least one share must be above 0"
+            f"data: at step {int(nothing[0])} the shares of all sources are 0; at least one must be above 0"
         )
     left_S = torch.full((steps,), batch)
     counts: list[Tensor] = []

@@ -118,7 +118,9 @@ def _read(path: Path, content: bytes, wanted: dict[str, Json]) -> Iterator[tuple
     try:
         header = _content(lines[0])
     except ValueError:
-        raise UserError(f"{path} is damaged in line 1", f"forget its answers with {option('anew')}") from None
+        raise UserError(
+            f"{path} is damaged in line 1", f"discard all answers in this file with {option('anew')}"
+        ) from None
     way_out = f"run that command again to resume it, or forget its {len(lines) - 1:,} answers with {option('anew')}"
     check_same(path, "command", header, wanted, way_out)
     for number, line in enumerate(lines[1:], 2):
@@ -127,6 +129,6 @@ def _read(path: Path, content: bytes, wanted: dict[str, Json]) -> Iterator[tuple
         except ValueError:
             raise UserError(
                 f"{path} is damaged in line {number}",
-                f"remove this line to caption its image again, or discard all answers with {option('anew')}",
+                f"remove this line to caption the image again, or discard all answers with {option('anew')}",
             ) from None
         yield entry.key, entry

@@ -77,7 +77,7 @@ class Local(Captioner):
                 )
         except torch.OutOfMemoryError:
             raise UserError(
-                f"{len(questions)} images at a time do not fit into the memory of {self.device}",
+                f"{len(questions)} images in one batch do not fit into the memory of {self.device}",
                 f"{again()} with a smaller {option('batch')} to resume",
             ) from None
         answers = written[:, length:].tolist()
@@ -112,9 +112,9 @@ class Local(Captioner):
         folder = self.checkpoint.folder
         if folder is None and self.checkpoint.revision is None:
             raise UserError(
-                f"{option('model', self.checkpoint.source)} is a repository of the hub, whose content may change",
-                f"give the {option('revision')} too (the hash of a commit), or the path of a folder; with "
-                f"{option('server')}, give its URL",
+                f"{option('model', self.checkpoint.source)} is a repository on the hub, whose content may change",
+                f"give {option('revision')} (a commit hash) too, or the path of a local folder; for a model on "
+                f"a server, give {option('server')}",
             )
         if folder is None:
             commit = getattr(self.checkpoint.config(), "_commit_hash", None)

@@ -23,7 +23,7 @@ def find_prompt(name: str | None, file: Path | None) -> tuple[str, str]:
         return str(file), _read(file)
     name = name or "long"
     if name not in PROMPTS:
-        raise UserError(f"{option('prompt', name)}: there is no such prompt", nearest(name, PROMPTS))
+        raise UserError(f"{option('prompt', name)}: unknown prompt", nearest(name, PROMPTS))
     return name, PROMPTS[name]
 
 
@@ -34,5 +34,5 @@ def _read(file: Path) -> str:
     if not text:
         raise UserError(f"{option('prompt-file', file)} is empty", "write the question for the model into it")
     if len(text) > _LONGEST:
-        raise UserError(f"{option('prompt-file', file)} has {len(text):,} characters; the most is {_LONGEST:,}")
+        raise UserError(f"{option('prompt-file', file)} has {len(text):,} characters; the limit is {_LONGEST:,}")
     return text

@@ -97,15 +97,15 @@ def read_place(url: str) -> Place:
         port = parts.port
     if parts.username is not None or parts.password is not None:
         raise UserError(
-            f"{option('server')} contains a logins URL",
-            f"remove it, and put a key into ${KEY_VARIABLE}",
+            f"the URL of {option('server')} contains a user name or password",
+            f"remove both, and put the API key into ${KEY_VARIABLE}",
         )
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
         raise UserError(
             f"{option('server', url)} is not the URL of a server", "write it as http://HOST:PORT or https://HOST/v1"
         )
     if not parts.path.isascii() or any(c <= " " for c in parts.path):
-        raise UserError(f"{option('server', url)}: the path has characters that a URL cannot have")
+        raise UserError(f"{option('server', url)}: the URL's path has characters that are not allowed in a URL")
     path = parts.path.rstrip("/").removesuffix("/chat/completions")
     return Place(parts.scheme == "https", parts.hostname, port, path or "/v1")
 
@@ -118,7 +118,10 @@ def read_key(variable: str | None) -> str | None:
             raise UserError(f"{option('key-variable', variable)}: the environment variable is missing or empty")
         return None
     if not found.isascii() or not found.isprintable() or " " in found:
-        raise UserError(f"${variable or KEY_VARIABLE} is not a key: it has spaces or characters that cannot be sent")
+        raise UserError(
+            f"${variable or KEY_VARIABLE} is not a valid API key: it has spaces, or characters that "
+            f"are not allowed in an HTTP header"
+        )
     return found
 
 
@@ -259,11 +262,11 @@ class Server(Captioner):
         if 300 <= status < 400:
             to = _printable(response.getheader("Location", "nowhere"))
             raise UserError(
-                f"{self.place.url} redirects to {to}, which is not followed: images and key are sent only "
-                "to the server that you named",
-                f"if that is right, give its URL as {option('server')}",
+                f"{self.place.url} redirects to {to}. tintype does not follow this: it sends images and the key "
+                f"only to the server that you named",
+                f"if the new address is right, give it as {option('server')}",
             )
-        raise UserError(f"the server at {self.place.url} refuses the question (status {status}): {said}")
+        raise UserError(f"the server at {self.place.url} rejects the request (status {status}): {said}")
 
     def _said(self, content: bytes) -> str:
         """Return the server's error message. If the message contains the API key, the key is removed."""
@@ -273,7 +276,7 @@ class Server(Captioner):
             text = str(error.get("message", error) if isinstance(error, dict) else error)
         except (ValueError, RecursionError, AttributeError):
             text = content.decode(errors="replace")
-        return _printable(text.replace(self.key, "…") if self.key else text) or "it does not say why"
+        return _printable(text.replace(self.key, "…") if self.key else text) or "the server gives no reason"
 
     def _exchange(self, method: str, path: str, body: bytes | None) -> tuple[http.client.HTTPResponse, bytes]:
         """Send one request on a new connection. Return the response and its content.
@@ -307,12 +310,14 @@ class Server(Captioner):
                 raise TimeoutError
         except (OSError, http.client.HTTPException, ValueError) as error:
             late = over.is_set() or isinstance(error, TimeoutError)
-            raise _PassingError(f"no complete answer within {timeout_s:g} s" if late else _reason(error)) from None
+            raise _PassingError(
+                f"the server gave no complete answer within {timeout_s:g} s" if late else _reason(error)
+            ) from None
         finally:
             timer.cancel()
             connection.close()
         if len(content) > _MOST_BYTES:
-            raise _PassingError(f"its answer has more than {_MOST_BYTES >> 20} MiB")
+            raise _PassingError(f"the server's answer has more than {_MOST_BYTES >> 20} MiB")
         return response, content
 
 
@@ -335,11 +340,11 @@ def read_answer(question: Question, content: bytes) -> Reply:
         usage = said.get("usage") or {}
         tokens = [usage.get(name) or 0 for name in ("prompt_tokens", "completion_tokens")]
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
-        raise _PassingError("its answer is not a chat completion in JSON") from None
+        raise _PassingError("the server's answer is not a chat completion in JSON") from None
     if not (text is None or isinstance(text, str)) or not all(type(count) is int and count >= 0 for count in tokens):
-        raise _PassingError("its answer is not a chat completion in JSON")
+        raise _PassingError("the server's answer is not a chat completion in JSON")
     if max(tokens) > MOST_TOKENS:
-        raise _PassingError(f"its answer counts more than {MOST_TOKENS:,} tokens")
+        raise _PassingError(f"the server's answer reports more than {MOST_TOKENS:,} tokens")
     refused = bool(refusal) or reason == "content_filter"
     return Reply(question, text, reason == "length", refused, None, tokens[0], tokens[1])
 
@@ -359,13 +364,13 @@ def _asked_wait_s(said: str | None, url: str) -> float | None:
         except (ValueError, TypeError, OverflowError):
             return None
     if not seconds <= _MOST_WAIT_S:  # "nan" is a float too
-        raise UserError(f"the server at {url} asks for a pause of {said[:40]} s", f"{again()} then to resume")
+        raise UserError(f"the server at {url} asks to wait {said[:40]} s", f"wait that long, then {again()} to resume")
     return max(0.0, seconds)
 
 
 def _reason(error: BaseException) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not trusted: {error.verify_message}"
+        return f"the server's certificate is not trusted: {error.verify_message}"
     if isinstance(error, http.client.RemoteDisconnected):
         return "the connection was cut before an answer came"
     if isinstance(error, http.client.IncompleteRead):

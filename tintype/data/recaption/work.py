@@ -158,7 +158,7 @@ def recaption(
     if about is not None:
         shutil.rmtree(work)
     elif task.limit is None and interrupt.signal is None:
-        raise AssertionError("images have neither an answer nor a reason")
+        raise AssertionError("images have neither an answer nor a reason why there is none")
     examples = {entry.source: entry.caption or f"({entry.aside})" for entry in list(journal.entries.values())[:3]}
     return Recaptioned(
         task.column,
@@ -177,11 +177,14 @@ def _check_task(store: Store, task: Task) -> None:
     empty = task.only_empty
     if empty is not None and empty not in store.captions:
         raise UserError(
-            f"{option('only-empty', empty)}: {store.path} has no captions with this name",
+            f"{option('only-empty', empty)}: {store.path} has no caption column with this name",
             nearest(empty, store.captions),
         )
     if not _asked_rows(store, task):
-        raise UserError(f"{store.path} has no images to caption", f"see {option('split')} and {option('only-empty')}")
+        raise UserError(
+            f"{store.path} has no images to caption",
+            f"{option('split')} and {option('only-empty')} decide which images are captioned",
+        )
 
 
 def _done_before(store: Store, task: Task, origin: Mapping[str, Json], work: Path) -> bool:
@@ -193,8 +196,9 @@ def _done_before(store: Store, task: Task, origin: Mapping[str, Json], work: Pat
     if task.anew or any(made_by.get(key) != value for key, value in origin.items()):
         model, date = made_by.get("settings", {}).get("model", "?"), made_by.get("date", "?")
         raise UserError(
-            f"{option('column', task.column)}: {store.path} has these captions already, written by {model} on {date}",
-            f"take another name, or replace them with {option('overwrite')}",
+            f"{option('column', task.column)}: {store.path} already has captions with this name, written by "
+            f"{model} on {date}",
+            f"choose another name, or replace them with {option('overwrite')}",
         )
     shutil.rmtree(work, ignore_errors=True)  # left by a kill just before the end
     return True
@@ -268,9 +272,9 @@ def _take_in(draft: Entry, reply: Reply) -> Entry:
 def _fails(failed: list[Entry]) -> UserError:
     last = failed[-1]
     return UserError(
-        f"{last.source}: {(last.aside or '').removeprefix(f'{_FAILED}: ')}. {len(failed)} images in a row had no "
-        "answer. All answers so far are kept",
-        f"look at the server, then {again()} to resume",
+        f"{last.source}: {(last.aside or '').removeprefix(f'{_FAILED}: ')}. {len(failed)} images in a row got "
+        f"no answer. All earlier answers are kept",
+        f"check the server, then {again()} to resume",
     )
 
 

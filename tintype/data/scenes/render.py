@@ -97,7 +97,7 @@ def render(
     batch = (scenes if isinstance(scenes, SceneBatch) else SceneBatch.from_scenes(scenes)).to(device)
     index_B = torch.as_tensor(indices, dtype=torch.int64, device=device)
     if len(index_B) != len(batch):
-        raise ValueError(f"{len(batch)} scenes but {len(index_B)} indices")
+        raise ValueError(f"{len(batch)} scenes were given with {len(index_B)} indices; the numbers must be equal")
     image_BCHW = torch.empty(len(batch), 3, size_px, size_px, dtype=torch.uint8, device=device)
     chunk_pixels = _CPU_CHUNK_PIXELS if index_B.device.type == "cpu" else _GPU_CHUNK_PIXELS
     step = max(1, chunk_pixels // size_px**2)

@@ -69,8 +69,8 @@ class ObjectWords(Settings):
 class BackdropWords(Settings):
     """The words from which backdrops are drawn."""
 
-    background: _Words = Field(BACKGROUNDS, description="Colours of sky and ground, two or more")
-    light: _Words = Field(LIGHTS, description="Sides that the light comes from")
+    background: _Words = Field(BACKGROUNDS, description="Colours for the sky and the ground; at least two")
+    light: _Words = Field(LIGHTS, description="Sides from which the light may come")
 
     def problems(self) -> Iterator[str]:
         for name in type(self).model_fields:
@@ -95,21 +95,30 @@ class ScenesSettings(DataPart):
     size_px: int = Field(32, ge=16, le=1024, description="Width and height of the images")
     count: int = Field(8192, ge=1, description="Number of training images")
     style: Literal["render", "photo", "both"] = Field(
-        "render", description="Clean; or with noise, blur, vignette and rougher texture; or both in turn"
+        "render",
+        description="render: clean images; photo: with noise, blur, vignette and rougher texture; "
+        "both: the two in turn",
     )
-    min_objects: int = Field(1, ge=1, le=4, description="Fewest objects of a scene")
-    max_objects: int = Field(4, ge=1, le=4, description="Most objects of a scene")
+    min_objects: int = Field(1, ge=1, le=4, description="Smallest number of objects in a scene")
+    max_objects: int = Field(4, ge=1, le=4, description="Largest number of objects in a scene")
     seed: int = Field(0, ge=0, description="Seed of the scenes, independent of the training seed")
-    objects: ObjectWords = Field(ObjectWords(), description="The words from which objects are drawn")
-    backdrop: BackdropWords = Field(BackdropWords(), description="The words that backdrops are drawn from")
+    objects: ObjectWords = Field(
+        ObjectWords(), description="Attribute values from which each object is drawn"
+    )
+    backdrop: BackdropWords = Field(
+        BackdropWords(), description="Attribute values from which each background is drawn"
+    )
     positions: _Words = Field(
-        POSITIONS, description="Positions of the objects; the centre is taken only by an object that is alone"
+        POSITIONS, description="Allowed positions of the objects; only a single object can be in the centre"
     )
     object_scale: float = Field(
-        1.0, ge=1, le=1.2, description="Factor of the objects' size; above 1 with one object, as more would overlap"
+        1.0,
+        ge=1,
+        le=1.2,
+        description="Factor of the objects' size; above 1 only with max_objects=1, since several objects would overlap",
     )
     evaluate_style: Literal["render", "photo", "both"] | None = Field(
-        None, description="Style of the held-out scenes that a run is scored against; null: that of training"
+        None, description="Style of the held-out scenes that are the reference for scores; null: the style of training"
     )
 
     def problems(self) -> Iterator[str]:

@@ -67,13 +67,16 @@ def check_names(names: Iterable[str], captions: Collection[str]) -> None:
         if not _NAME.fullmatch(name) or not name.isprintable():
             raise UserError(
                 f"{option('attribute', name)} is not a valid name of an attribute",
-                "give up to 64 letters and signs other than '[', ']' and ':', with no space at the begin or end",
+                "use at most 64 characters without '[', ']' and ':', and no space at the beginning or end",
             )
         if name in RESERVED:
-            raise UserError(f"{option('attribute', name)}: every store has a column with this name", "take another")
+            raise UserError(
+                f"{option('attribute', name)}: every store has a column with this name", "choose another name"
+            )
         if name in captions:
             raise UserError(
-                f"{option('attribute', name)}: a kind of caption has this name", "choose another for one of them"
+                f"{option('attribute', name)}: a caption column has this name too",
+                "choose another name for one of the two",
             )
 
 
@@ -83,11 +86,12 @@ def settle(name: str, asked: Attribute, seen: Collection[str]) -> Settled:
     only = next((kind for kind in KINDS if kinds == {kind}), None)
     if kind := asked.kind or only:
         return Settled(asked.column, kind)
-    holds = f"holds {' and '.join(sorted(kinds))}" if kinds else "holds no value that would say what it is"
+    holds = f"holds {' and '.join(sorted(kinds))}" if kinds else "holds no value from which its kind could be inferred"
     raise UserError(
         f"{option('attribute', f'{name}={asked.column}')}: this column {holds}",
         "declare its kind: "
-        f"{', '.join(f'{name}={asked.column}:{kind}' for kind in KINDS)}. Records with another value are set aside",
+        f"{', '.join(f'{name}={asked.column}:{kind}' for kind in KINDS)}. Records with a value of another kind "
+        f"are rejected",
     )
 
 

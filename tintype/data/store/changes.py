@@ -30,18 +30,19 @@ def check_column(store: Store, name: str) -> None:
     """Refuse a name that new captions cannot have. The name becomes part of file names."""
     if not _NAME.fullmatch(name):
         raise UserError(
-            f"{option('column', name)} is not a valid name of a caption",
+            f"{option('column', name)} is not a valid name for a caption column",
             "use at most 64 letters, digits, '_', '-' or '.', and begin with a letter or digit",
         )
     layout.refuse_built_in(name, "column")
     if name in store.about.imported:
         raise UserError(
-            f"{option('column', name)}: {store.path} has captions of this name from its import, which are never "
-            "overwritten",
+            f"{option('column', name)}: {store.path} has imported captions with this name, which are never overwritten",
             "take another name",
         )
     if name in store.attributes:
-        raise UserError(f"{option('column', name)}: this is an attribute of {store.path}", "take another name")
+        raise UserError(
+            f"{option('column', name)}: {store.path} has an attribute with this name", "choose another name"
+        )
 
 
 def add_column(
@@ -53,7 +54,7 @@ def add_column(
         check_column(store, name)
         before = store.about.find_added(name)
         if len(texts) != len(store):
-            raise ValueError(f"{len(texts)} captions for {len(store)} rows")
+            raise ValueError(f"{len(texts)} captions were given for {len(store)} rows")
         # Write all files before `store.json` names them, since the caller removes the journal next.
         column = _write_files(store, name, texts, made_by, journal)
         added = [one for one in store.about.added if one.name != name] + [column]

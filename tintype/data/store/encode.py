@@ -56,14 +56,14 @@ def prepare(item: Item, sizing: Sizing, limits: Limits = LIMITS) -> Prepared | R
     try:
         with open_image(item.content, item.source, limits) as image:
             if _is_animated(image):
-                return Refused("it is animated, or has several pages; extract one image first")
+                return Refused("the image is animated or has several pages; extract one image first")
             image_CHW, turned = pixels_of(image, item.source), _orientation(image)
     except BadImageError as error:
         return Refused(str(error))
     image_CHW, changed = _upright(image_CHW, turned), turned != 1
     short = min(image_CHW.shape[1:])
     if sizing.min_px is not None and short < sizing.min_px:
-        return Refused(f"its short side has {short} px, fewer than {sizing.min_px}", bad=False)
+        return Refused(f"the image's short side has {short} px, fewer than {sizing.min_px}", bad=False)
     if sizing.short_px is not None and short > sizing.short_px:
         image_CHW, changed = shrunk(image_CHW, sizing.short_px), True
     content = item.content
@@ -71,7 +71,7 @@ def prepare(item: Item, sizing: Sizing, limits: Limits = LIMITS) -> Prepared | R
         content = encode(image_CHW, "JPEG", quality=sizing.quality, subsampling=0, optimize=True)
     height, width = image_CHW.shape[1:]
     if width * height > LIMITS.pixels or len(content) > LIMITS.bytes:
-        found = f"it has {width} × {height} pixels in {len(content):,} bytes"
+        found = f"the image has {width} × {height} pixels in {len(content):,} bytes"
         most = f"an image of a store has at most {LIMITS.pixels:,} pixels and {LIMITS.bytes:,} bytes"
         return Refused(rendered(f"{found}; {most}: shrink it with {option('short-px')}"))
     pixels = hashlib.sha256(f"{width}x{height}".encode())

@@ -72,7 +72,7 @@ def look_at(
             kept.write(torch.tensor(missing[at - len(new) : at]), torch.from_numpy(np.stack(new)))
             new = []
         if stop:
-            raise StoppedError("the images seen so far are kept", f"{again()} to resume")
+            raise StoppedError("the images read so far are kept", f"{again()} to resume")
     row_NK = kept.read(torch.arange(len(store))).numpy()
     hashes = np.ascontiguousarray(row_NK[:, :8]).view("<u8")[:, 0].astype(np.uint64)
     return Looks(hashes, row_NK[:, 8:_MODE], row_NK[:, _MODE], row_NK[:, _FORMAT])

@@ -161,10 +161,12 @@ def _check_bad(writer: Writer, most_bad: float, total: int) -> None:
     share = min(100, -(-bad * 100 // done // 10) * 10 or 10)  # the share so far in per cent, rounded up to tens
     reasons = "; ".join(writer.first_bad(_SHOWN_REASONS))
     raise UserError(
-        f"{bad:,} of the first {done:,} records are bad: more than {option('most-bad', f'{100 * most_bad:.3g}%')} of "
-        f"all {total:,}. The first: {reasons}. {writer.quarantine} has all so far. No store was made",
-        f"to leave them out, {again()} with a larger share, such as {option('most-bad', f'{share}%')}: it "
-        f"resumes. If the source is wrong, fix it, remove {writer.quarantine.parent}, and import again",
+        f"{bad:,} of the first {done:,} records were rejected, which is more than "
+        f"{option('most-bad', f'{100 * most_bad:.3g}%')} of all {total:,}. The first: {reasons}. "
+        f"{writer.quarantine} lists all rejected records so far. No store was made",
+        f"to import the other records, {again()} with a larger share, such as "
+        f"{option('most-bad', f'{share}%')}; the import resumes. If the source is wrong, fix it, remove "
+        f"{writer.quarantine.parent}, and import again",
     )
 
 
@@ -194,10 +196,10 @@ class _Sorter:
     def _texts(self, item: Item) -> dict[str, str]:
         texts = {name: _text(item, column) for name, column in self.captions.items()}
         if lacking := [f"{name} (column {self.captions[name]})" for name, text in texts.items() if not text]:
-            raise _RefusedError(f"it has no caption {', '.join(lacking)}")
+            raise _RefusedError(f"the record has no caption {', '.join(lacking)}")
         for name, text in texts.items():
             if reason := unfit(text):
-                raise _RefusedError(f"its caption {name} (column {self.captions[name]}) {reason}")
+                raise _RefusedError(f"the caption {name} (column {self.captions[name]}) {reason}")
         return texts
 
     def _fitted(self, item: Item) -> dict[str, Value]:
@@ -206,7 +208,7 @@ class _Sorter:
             try:
                 found[name] = fit(item.values[asked.column], asked.kind)
             except MisfitError as value:
-                its = f"its attribute {name} (column {asked.column})"
+                its = f"the attribute {name} (column {asked.column})"
                 raise _RefusedError(f"{its} is not of the kind {asked.kind}: {value}") from None
         return found
 
@@ -223,13 +225,13 @@ class _Sorter:
             return "eval" if int(image.pixels[:16], 16) < self.options.eval_share * 2**64 else "train"
         value = _text(item, column)
         if not value:
-            raise _RefusedError(f"its column {column} is empty, so that its split is not known")
+            raise _RefusedError(f"the column {column}, which states the split, is empty")
         names = _SPLIT_NAMES | {name.lower(): split for name, split in self.options.splits.items()}
         if value.lower() not in names:
             raise UserError(
-                f"{item.source}: the column {column} says '{value}', which is neither train nor evaluation "
-                f"({', '.join(_SPLIT_NAMES)} are known)",
-                f"declare it: {option('split', f'{value}=train')} or {option('split', f'{value}=eval')}",
+                f"{item.source}: the column {column} has the value '{value}', which is not a known name of a "
+                f"split (known: {', '.join(_SPLIT_NAMES)})",
+                f"declare its split: {option('split', f'{value}=train')} or {option('split', f'{value}=eval')}",
             )
         return names[value.lower()]
 
@@ -291,7 +293,7 @@ def _already(out: Path, request: Mapping[str, Any]) -> Imported:
     about = open_store(out).about
     if about.made_from != request:
         raise UserError(
-            f"{out} is a store imported from another source or with other options ({ABOUT} says how)",
+            f"{out} is a store imported from another source or with other options ({ABOUT} records them)",
             f"choose another {option('out')}",
         )
     return Imported(sum(about.counts.values()) + about.quarantined, about, already_done=True)
@@ -305,7 +307,9 @@ def read_pairs(of: str, values: Pairs, example: str) -> dict[str, str]:
     for value in [values] if isinstance(values, str) else values:
         name, equals, other = (part.strip() for part in value.partition("="))
         if not equals or not name or not other:
-            raise UserError(f"{option(of, value)} is not a pair", f"write it as {option(of, example)}")
+            raise UserError(
+                f"{option(of, value)} does not have the form NAME=VALUE", f"write it as {option(of, example)}"
+            )
         if name in found:
             raise UserError(f"{option(of)}: {name} is given twice", "give it once")
         found[name] = other
@@ -320,7 +324,7 @@ def read_share(of: str, value: str) -> float:
     except ValueError:
         share = -1.0
     if not 0 <= share <= 1:
-        raise UserError(f"{option(of, value)} is not a share", "write one of 0% to 100%, such as 5% or 0.05")
+        raise UserError(f"{option(of, value)} is not a share", "give a share from 0% to 100%, such as 5% or 0.05")
     return share
 
 

@@ -70,8 +70,8 @@ def inspect_store(
     rows = np.flatnonzero(selection.kept)
     if not len(rows):
         raise UserError(
-            f"no record of {store.path} is left: of {len(store):,} {option('where')} leaves out "
-            f"{selection.by_where:,} and {option('skip')} {selection.by_skip:,}"
+            f"no record of {store.path} remains: of {len(store):,} records, {option('where')} excludes "
+            f"{selection.by_where:,} and {option('skip')} excludes {selection.by_skip:,}"
         )
     looks = look_at(store, rows, stopped, on_progress)
     is_eval = np.zeros(len(store), dtype=np.bool_)

@@ -62,7 +62,7 @@ def refuse_built_in(caption: str, name: str, rest: str = "") -> None:
     """Refuse a new kind of caption with a column name of the store. `name` is the option's name."""
     if caption in RESERVED:
         raise UserError(
-            f"{option(name, caption + rest)}: every store has a column '{caption}' of its own, which `where` reads",
+            f"{option(name, caption + rest)}: every store has a built-in column '{caption}', which `where` reads",
             f"give the captions another name, for example {option(name, f'{caption}_text{rest}')}",
         )
 
@@ -128,12 +128,16 @@ class AboutStore(BaseModel, frozen=True, extra="forbid", strict=True):
     def _columns_fit(self) -> Self:
         names = [column.name for column in self.added]
         if len(set(names)) != len(names) or not set(names) <= set(self.captions):
-            raise ValueError(f"the added captions {names} are not among the captions {self.captions}, each once")
+            raise ValueError(
+                f"each of the added captions {names} must be listed exactly once in the captions {self.captions}"
+            )
         for column in self.added:
             if len(column.parts) != len(self.shards):
-                raise ValueError(f"the caption {column.name} has {len(column.parts)} parts, not one for each shard")
+                raise ValueError(
+                    f"the caption {column.name} has {len(column.parts)} files, but needs one for each shard"
+                )
         if taken := sorted(set(self.attributes) & {*self.captions, *RESERVED}):
-            raise ValueError(f"the attributes {taken} have names of captions or of other columns")
+            raise ValueError(f"the attributes {taken} have the same names as captions or other columns")
         return self
 
     @property
@@ -212,7 +216,7 @@ class Store:
         self._rows = {split: np.flatnonzero(compute.equal(own, split).to_numpy()) for split in SPLITS}
         if {split: len(rows) for split, rows in self._rows.items()} != self.about.counts:
             raise UserError(
-                f"{path} is damaged: its splits do not have the {self.about.counts} records that {ABOUT} says"
+                f"{path} is damaged: its splits do not have the {self.about.counts} records that {ABOUT} states"
             )
 
     @property
@@ -239,7 +243,7 @@ class Store:
         content: bytes = self._value("image", row)
         name = self.name(row)
         if hashlib.sha256(content).hexdigest() != self._value("sha256", row):
-            raise UserError(f"{name} is damaged: its bytes differ from the stored ones", _AGAIN)
+            raise UserError(f"{name} is damaged: its bytes do not match the recorded checksum", _AGAIN)
         return Encoded(name, content, Path(self._value("source", row)).stem)
 
     def all_encoded(self, split: Split | None = None) -> Iterator[Encoded]:
@@ -276,7 +280,9 @@ class Store:
                 {key: str(said[key]) for key in ("source", "reason")} for said in map(json.loads, content.splitlines())
             ]
         except (ValueError, RecursionError, KeyError, TypeError):
-            raise UserError(f"{self.path / QUARANTINE} is not what `tintype data import` wrote", _AGAIN) from None
+            raise UserError(
+                f"{self.path / QUARANTINE} was changed after `tintype data import` had written it", _AGAIN
+            ) from None
 
     def check(self, on_records: Callable[[int], None] = lambda done: None) -> None:
         """Read the whole store, and raise if any content differs from its checksums."""
@@ -289,7 +295,7 @@ class Store:
             on_records(row + 1)
         if (found := identity_of(self.table)) != self.identity:
             raise UserError(
-                f"{self.path} is damaged: its records give the identity {found[:12]}…, and {ABOUT} says "
+                f"{self.path} is damaged: its records give the identity {found[:12]}…, but {ABOUT} states "
                 f"{self.identity[:12]}…",
                 _AGAIN,
             )
@@ -330,7 +336,9 @@ def read_about(path: Path) -> AboutStore:
         return AboutStore.model_validate_json(json.dumps(content))
     except ValidationError as error:
         reason = error.errors()[0]["msg"]
-        raise UserError(f"{path / ABOUT} is not what `tintype data import` of this version wrote ({reason})") from None
+        raise UserError(
+            f"{path / ABOUT} is not a file that `tintype data import` of this version writes ({reason})"
+        ) from None
 
 
 def read_content(path: Path) -> dict[str, Json]:
@@ -338,7 +346,7 @@ def read_content(path: Path) -> dict[str, Json]:
     file = path / ABOUT
     if not file.is_file():
         raise UserError(
-            f"{path} is not a store (it has no {ABOUT})",
+            f"{path} is not a store: {ABOUT} is missing",
             f"`tintype data import SOURCE --out {quote(str(path))}` makes one",
         )
     with as_user_error(ValueError, f"{file} is damaged", _AGAIN):
@@ -357,7 +365,7 @@ def _open_whole(folder: Path, about: AboutStore, index: int) -> pyarrow.RecordBa
         )
         beside = _open_part(folder, part, batch.num_rows, added_schema(column.name), again)
         if not beside.column("sha256").equals(batch.column("sha256")):
-            raise UserError(f"{folder / part.name} has captions of other images than {shard.name}", again)
+            raise UserError(f"{folder / part.name} has captions for other images than {shard.name}", again)
         batch = batch.append_column(CAPTION + column.name, beside.column(1))
     return batch
 
@@ -369,13 +377,13 @@ def _open_part(
     check_part(path, part, again)
     batch = open_shard(path)
     if batch.schema != columns or batch.num_rows != rows:
-        raise UserError(f"{path} does not hold the {rows:,} rows and the columns that {ABOUT} says", again)
+        raise UserError(f"{path} does not contain the {rows:,} rows and the columns that {ABOUT} states", again)
     return batch
 
 
 def _inside(folder: Path, name: str) -> Path:
     if Path(name).name != name:
-        raise UserError(f"{folder / ABOUT} names the file {name}, which is not in the folder")
+        raise UserError(f"{folder / ABOUT} lists the file {name}, which is not in the folder")
     return folder / name
 
 
@@ -386,7 +394,7 @@ def check_part(path: Path, part: Shard | AddedPart, again: str) -> None:
         raise UserError(f"{path} {found}", again)
     skipped = (part.images_at, part.images_bytes) if isinstance(part, Shard) else (0, 0)
     if sum_of(path, *skipped) != part.sha256:
-        raise UserError(f"{path} is damaged: its captions or other columns differ from the stored ones", again)
+        raise UserError(f"{path} is damaged: its captions or other columns do not match the recorded checksums", again)
 
 
 def sum_of(path: Path, skip_at: int, skip_bytes: int) -> str:
@@ -426,6 +434,6 @@ def _mapped(path: Path) -> tuple[pyarrow.Buffer, pyarrow.RecordBatch]:
         whole = file.read_buffer()
         batches = list(pyarrow.ipc.open_stream(whole.slice(FILE_HEAD)))  # read the checked stream, not the footer
         if len(batches) != 1:
-            raise UserError(f"{path} has {len(batches)} record batches; a shard of a store has one")
+            raise UserError(f"{path} has {len(batches)} record batches, but a shard of a store must have exactly one")
         batches[0].validate(full=True)  # rejects offsets that point outside the buffers
         return whole, batches[0]

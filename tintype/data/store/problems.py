@@ -59,7 +59,7 @@ def _of_splits(result: Result) -> Iterator[Problem]:
     )
     if same["leaking"]:
         title = f"{_s(same['leaking'], 'training image')} also in the evaluation split"
-        why = "Scores on such images reward memorisation, and make the model look better than it is."
+        why = "Scores on images that are also in training reward memorisation, so the model looks better than it is."
         yield _problem("alarm", 10, title, why, f"Leave them out of training: {remedy}.", same["leaking"])
     for split, what in (("train", "train on"), ("eval", "score with")):
         if not splits[split]:
@@ -71,15 +71,15 @@ def _of_splits(result: Result) -> Iterator[Problem]:
     if copies:
         title = f"{_s(copies, 'copy', 'copies')} of other images ({_percent(copies, total)})"
         why = (
-            f"{same['exact']:,} with the same pixels, {same['near']:,} nearly so. Repeated images are "
-            "trained on more often, and memorised sooner."
+            f"{same['exact']:,} have the same pixels as another image, {same['near']:,} have nearly the same. "
+            f"The model trains on repeated images more often and memorises them sooner."
         )
         severity: Severity = "alarm" if copies > total / 10 else "notice"
         yield _problem(severity, 6, title, why, f"{remedy}.", copies)
     aside = result["set_aside"]["records"]
     if aside > (aside + result["of"]) / 20:
         title = f"{_s(aside, 'record')} set aside by the import ({_percent(aside, aside + result['of'])})"
-        why = "So many are rarely bad by chance: a column or an option may be wrong."
+        why = "So many rejected records are rarely chance: a column or an option of the import may be wrong."
         do = f"Look at the reasons below and in {store}/quarantine.jsonl, fix the source, and import it again."
         yield _problem("notice", 4, title, why, do, aside)
 
@@ -90,32 +90,35 @@ def _of_captions(result: Result) -> Iterator[Problem]:
         of, column = f"the caption {name}", written(name)
         if about["empty"]:
             title = f"{_s(about['empty'], 'record')} without {of} ({_percent(about['empty'], total)})"
-            why = "With these images the model reads the null caption, as in guidance, and learns no words."
+            why = "For these images the model reads the null caption (as for guidance) and learns nothing about words."
             do = f'Leave them out: `data.where="words({column}) > 0"`. Or caption them and import again.'
             yield _problem("alarm", 8, title, why, do, about["empty"])
         if about["long"]:
             title = f"{_s(about['long'], 'caption')} {name} of more than {LONG_WORDS} words"
-            why = f"Text encoders do not read that far; the longest has {about['words']['max']:,.0f} words."
+            why = (
+                f"Text encoders truncate captions that long; the longest caption has "
+                f"{about['words']['max']:,.0f} words."
+            )
             do = f'Shorten them, or leave them out: `data.where="words({column}) <= {LONG_WORDS}"`.'
             yield _problem("notice", 3, title, why, do, about["long"])
         often = [one for one in about["most_common"] if one["records"] >= _OFTEN]
         if total > 1 and about["distinct"] < total / 2:
             title = f"Few distinct captions {name}: {about['distinct']:,} on {total:,} records"
-            why = "Many images share their words, so that words cannot tell them apart."
+            why = "Many images have the same caption, so the caption does not distinguish them."
             column = rendered(option("caption"))
             do = f"Fine for class names; otherwise check that the right column was imported ({column})."
             yield _problem("notice", 5, title, why, do, total - about["distinct"])
         elif often:
             records = sum(one["records"] for one in often)
             title = f"The same caption {name} on many images, {often[0]['records']:,} times the most common"
-            why = f"“{shortened(often[0]['text'], _SHOWN)}” describes its image no better than the others."
+            why = f"“{shortened(often[0]['text'], _SHOWN)}” says nothing specific about any of these images."
             begin = re.split("[\"'`\n]", often[0]["text"])[0][:60]
             do = f"If it is a placeholder, leave it out: `data.where=\"not starts({column}, '{begin}')\"`."
             yield _problem("notice", 4.5, title, why, do, records)
         for what, count in about["strange"].items():
             title = f"{_s(count, 'caption')} {name} with {what}"
             example = shortened(about["strange_example"] or "", _SHOWN)
-            why = f"The model would learn them as words. For example: “{example}”"
+            why = f"The model would learn these characters as if they were words. For example: “{example}”"
             do = "Clean the texts at their source and import again."
             yield _problem("notice", 3.5, title, why, do, count)
 
@@ -128,14 +131,17 @@ def _of_images(result: Result) -> Iterator[Problem]:
     tiny = result["sizes"]["tiny"]
     if tiny:
         title = f"{_s(tiny, 'image')} with a short side of less than {TINY_PX} px ({_percent(tiny, total)})"
-        why = "Images are never enlarged: a plan with a larger data.size_px is refused while they are in the store."
+        why = (
+            "Images are never enlarged: tintype refuses a plan with a larger data.size_px unless these images "
+            "are left out."
+        )
         do = f'Leave them out: `data.where="min(width, height) >= {TINY_PX}"`.' if tiny < total else _ALL_TINY
         yield _problem("notice", 5.5, title, why, do, tiny)
     extreme = result["aspects"]["above_3"]
     if extreme:
         title = f"{_s(extreme, 'image')} more than three times as long as wide, or as wide as long"
         example = result["aspects"]["example"]
-        why = f"A square cut from the middle of these shows little, for example of {example}."
+        why = f"A square crop from the middle of such an image shows little of it, for example of {example}."
         do = 'Leave them out: `data.where="max(width, height) <= 3 * min(width, height)"`.'
         yield _problem("notice", 4, title, why, do, extreme)
     kinds = {name: count for name, count in result["pixels"].items() if name != "RGB"}
@@ -143,6 +149,9 @@ def _of_images(result: Result) -> Iterator[Problem]:
         count = sum(kinds.values())
         said = ", ".join(f"{number:,} {name}" for name, number in kinds.items())
         title = f"{_s(count, 'image')} with pixels other than RGB ({said})"
-        why = "They are converted when they are read. L is grey, P has a palette; colours of CMYK are an estimate."
+        why = (
+            "Such images are converted to RGB on reading. L is greyscale, P has a palette; colours converted "
+            "from CMYK are approximate."
+        )
         do = "Nothing, if this is what you expect. Convert CMYK with its colour profile before the import."
         yield _problem("notice", 2 if "CMYK" in kinds else 1, title, why, do, count)

@@ -87,9 +87,9 @@ def refuse_empty(store: Store, selection: Selection, split: Split) -> None:
     before = len(store.rows(split))
     if before and not len(selection.rows(store, split)):
         raise UserError(
-            f"none of the {before:,} {split} records of {store.path} is left: of all its {len(store):,} records "
-            f"data.where leaves out {selection.by_where:,} and data.skip {selection.by_skip:,}",
-            "ask for less",
+            f"none of the {before:,} {split} records of {store.path} remains: of all {len(store):,} records, "
+            f"data.where excludes {selection.by_where:,} and data.skip excludes {selection.by_skip:,}",
+            "exclude fewer records",
         )
 
 
@@ -116,8 +116,8 @@ def read_skip_list(path: Path) -> SkipList:
         parts = _ENTRY.fullmatch(entry)
         if parts is None:
             raise UserError(
-                f"{place}: {entry[:80]!r} is not a record; an entry is the SHA-256 of an image file in 64 digits, as "
-                f"in the column sha256 of a store, alone or followed by '{REPEATS}'"
+                f"{place}: {entry[:80]!r} is not a valid entry. An entry is the SHA-256 of an image file (64 "
+                f"digits, as in a store's column sha256), alone or followed by '{REPEATS}'"
             )
         found[parts[2]].add(parts[1])
     return SkipList(frozenset(found[None]), frozenset(found[REPEATS]))

@@ -39,34 +39,42 @@ class StoreSettings(DataPart):
 
     kind: Literal["store"] = "store"
     size_px: int = Field(64, ge=16, le=LARGEST_PX, description="Width and height of the images")
-    path: PathText = Field(min_length=1, description="The folder of the store")
-    limit: int | None = Field(None, ge=1, description="Use only this many training images, the first ones")
-    sha256: Pin = Field(None, description="First digits of the store's identity; a different store is refused")
+    path: PathText = Field(min_length=1, description="Folder of the store")
+    limit: int | None = Field(None, ge=1, description="Use only the first N training images, where N is this number")
+    sha256: Pin = Field(
+        None, description="First digits of the store's identity hash; a store with another identity is refused"
+    )
     where: str | None = Field(
-        None, min_length=1, description="Use only records for which this is true, in both splits: width >= 256"
+        None, min_length=1, description="Condition that selects records in both splits, for example width >= 256"
     )
     skip: PathText | None = Field(
-        None, min_length=1, description="A file with the hashes of records to leave out, in both splits"
+        None, min_length=1, description="File with the hashes of records to leave out of both splits"
     )
-    skip_sha256: Pin = Field(None, description="First digits of the skip list's identity; a different list is refused")
+    skip_sha256: Pin = Field(
+        None, description="First digits of the skip list's identity hash; a list with another identity is refused"
+    )
 
     buckets: Annotated[tuple[tuple[int, int], ...], BeforeValidator(_tuples)] = Field(
-        (), description="Heights and widths, in pixels, that training images are cut to; none for squares"
+        (), description="Shapes (height, width) in pixels to which training images are cropped; empty: squares"
     )
 
     fit: Literal["crop", "resize"] = Field(
         "crop",
-        description="How an image gets the shape of its bucket. crop: shrink it to cover the shape, and cut out the "
-        "middle. resize: resize it to the shape, as in PRX, which changes its proportions a little",
+        description="How an image is fitted to the shape of its bucket. crop: shrink the image until it covers "
+        "the shape, then crop the centre. resize: stretch the image to the shape, as in PRX, which changes "
+        "its proportions slightly",
     )
 
     evaluate_path: PathText | None = Field(
         None,
         min_length=1,
-        description="The folder of another store, whose held-out images a run is scored against; null: this one's",
+        description="Folder of another store whose held-out images are the reference for scores; null: this "
+        "store's own",
     )
     evaluate_sha256: Pin = Field(
-        None, description="First digits of that store's identity; a different store is refused"
+        None,
+        description="First digits of the identity hash of the store in evaluate_path; a store with "
+        "another identity is refused",
     )
 
     @property

@@ -77,8 +77,8 @@ class StoreSource:
         if split == "train" and not len(self._rows):
             raise UserError(
                 f"{self._store.path} has no training images",
-                "import it again with a smaller share of held-out images: "
-                "`tintype data import SOURCE --out DIR --eval-share SHARE`",
+                "import the data again with a smaller share of held-out images: `tintype data import SOURCE "
+                "--out DIR --eval-share SHARE`",
             )
         width_N, height_N = (torch.from_numpy(side[self._rows.numpy()]) for side in self._store.sizes())
         self.buckets = settings.buckets
@@ -109,9 +109,8 @@ class StoreSource:
                 how = "do not cover the nearest shape of data.buckets"
             raise TooSmallError(
                 f"{self._store.name(int(self._rows[first]))} has {int(width_N[first])} × {int(height_N[first])} "
-                f"pixels, and {len(small):,} of {len(self):,} images {how}; "
-                "they are never enlarged",
-                f"take a smaller size, or leave them out: data.where='min(width, height) >= {size_px}'",
+                f"pixels, and {len(small):,} of {len(self):,} images {how}; images are never enlarged",
+                f"use a smaller size, or leave these images out: data.where='min(width, height) >= {size_px}'",
             )
 
     def __len__(self) -> int:

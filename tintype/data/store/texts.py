@@ -18,7 +18,7 @@ _HTML = re.compile(rf"</?(?:{_TAGS})(?:\s[^<>]*)?/?>|<!--|<!doctype\s", re.IGNOR
 def unfit(text: str) -> str | None:
     """Return why a text cannot be a caption, or None if it can."""
     if len(text) > LONGEST:
-        return f"has {len(text):,} characters; the most is {LONGEST:,}"
+        return f"has {len(text):,} characters; the limit is {LONGEST:,}"
     if not is_utf8(text):
         return "is not text in UTF-8"
     if tag := _HTML.search(text):

@@ -154,7 +154,7 @@ class _Builder:
         self._text, self._option = expression.strip(), option
         self._store, self._columns = store, known_columns(store)
         if len(expression) > _LONGEST:
-            raise UserError(f"{option} has {len(expression):,} characters; the most is {_LONGEST:,}")
+            raise UserError(f"{option} has {len(expression):,} characters; the limit is {_LONGEST:,}")
         self._masked = _TOKEN.sub(self._mask, self._text)
 
     def whole(self) -> Node:
@@ -179,13 +179,15 @@ class _Builder:
             case "space":
                 return " "
         if token in "'\"[":
-            raise self._error(found.start(), "this is never closed")
-        raise self._error(found.start(), "to compare, write ==" if token == "=" else f"'{token}' is not known here")
+            raise self._error(found.start(), "this bracket or quote is never closed")
+        raise self._error(
+            found.start(), "to compare, write ==" if token == "=" else f"'{token}' is not a known operator"
+        )
 
     def _explained(self, error: SyntaxError) -> UserError:
         at = (error.offset or 0) - 1
         if at < 0 or at >= len(self._text):
-            return self._error(len(self._text), "something is missing at the end")
+            return self._error(len(self._text), "the expression ends too early")
         if "nested" in error.msg:
             return self._error(at, _TOO_DEEP)
         hint = "; join conditions with and, or" if error.msg == "invalid syntax" else ""
@@ -220,7 +222,7 @@ class _Builder:
                 return Node("number", node.col_offset, float(self._source(node)), literal=True)
         shown = self._source(node)[:40]
         raise self._error(
-            node.col_offset, f"'{shown}' is not expected here; write a column, a number, a 'text' or a function"
+            node.col_offset, f"'{shown}' cannot be used here; write a column, a number, a 'text' or a function"
         )
 
     def _compared(self, node: ast.Compare, depth: int) -> Node:
@@ -242,7 +244,7 @@ class _Builder:
             raise self._error(at, f"'{sign}' cannot compare {left.a} with {right.a}{hint}")
         if left.type != "number" and sign not in ("==", "!="):
             what = "texts are" if left.type == "text" else "true and false are"
-            raise self._error(at, f"{what} compared with == and !=; '{sign}' is for numbers")
+            raise self._error(at, f"{what} compared only with == and !=; '{sign}' is for numbers")
         return Node("truth", at, function(left.value, right.value))
 
     def _within(self, node: ast.Compare, depth: int) -> Node:
@@ -250,23 +252,25 @@ class _Builder:
         elements = choices.elts if isinstance(choices, ast.Tuple) else [choices]
         in_parentheses = self._masked[: elements[0].col_offset].rstrip().endswith("(") if elements else False
         if len(node.ops) > 1 or not in_parentheses:
-            raise self._error(choices.col_offset, "after 'in' write a list in ( ), and no further comparison")
+            raise self._error(
+                choices.col_offset, "'in' must be followed by a list in ( ), without another comparison after it"
+            )
         left, parts = self._node(node.left, depth + 1), [self._node(one, depth + 1) for one in elements]
         if odd := next((part for part in parts if not part.literal), None):
-            raise self._error(odd.at, "a list after 'in' contains numbers or texts in quotes")
+            raise self._error(odd.at, "the list after 'in' may contain only numbers and texts in quotes")
         found = [self._comparison(left, ast.Eq(), part.at, part) for part in parts]
         taken = _joined(compute.or_kleene, found, node.col_offset)
         return taken if isinstance(node.ops[0], ast.In) else Node("truth", taken.at, compute.invert(taken.value))
 
     def _computed(self, node: ast.BinOp, depth: int) -> Node:
         at = self._sign_at(node.left, node.right)
-        why = f"'{self._masked[at]}' computes with numbers"
+        why = f"the operator '{self._masked[at]}' needs numbers"
         first, second = (self._typed(one, "number", why, depth) for one in (node.left, node.right))
         if isinstance(node.op, ast.Div):
             zero = compute.equal(second.value, 0)
             if zeros := compute.sum(zero).as_py():
                 records = f"{zeros:,} of the" if isinstance(zero, ChunkedArray) else "all"
-                raise self._error(at, f"this divides by zero, in {records} records")
+                raise self._error(at, f"the divisor is zero in {records} records")
         return Node("number", at, _COMPUTE[type(node.op)](first.value, second.value))
 
     def _column(self, node: ast.Name | ast.List) -> Node:
@@ -299,18 +303,18 @@ class _Builder:
             for one, wanted in zip(node.args, function.takes, strict=True)
         ]
         if function.pattern and not given[-1].literal:
-            raise self._error(given[-1].at, f"this must be a text in quotes: {function.example}")
+            raise self._error(given[-1].at, f"this argument must be a text in quotes: {function.example}")
         try:
             found = function.compute(*(one.value for one in given))
         except ValueError as error:  # Arrow rejects the pattern
-            raise self._error(given[-1].at, f"this is not a regular expression: {error}") from None
+            raise self._error(given[-1].at, f"this text is not a valid regular expression: {error}") from None
         value = compute.cast(found, "float64") if function.gives == "number" else found
         return Node(function.gives, node.col_offset, value)
 
     def _typed(self, node: ast.expr, wanted: Type, why: str, depth: int = -1) -> Node:
         found = self._node(node, depth + 1)
         if found.type != wanted:
-            raise self._error(found.at, f"this is {found.a}, and {_A[wanted]} is needed: {why}")
+            raise self._error(found.at, f"this is {found.a}, but {_A[wanted]} is needed: {why}")
         return found
 
     def _source(self, node: ast.expr) -> str:
@@ -347,8 +351,8 @@ def _read(store: Store, kind: Type, column: str) -> Value:
         return store.table[column].cast("float64") if kind == "number" else store.table[column]
     except ArrowInvalid:
         raise UserError(
-            f"{column} of {store.path} has whole numbers beyond ±2^53, which cannot be compared exactly here",
-            f"import it as text: {_import_as('NAME=COLUMN:text')}",
+            f"{column} of {store.path} has integers beyond ±2^53, which a condition cannot compare exactly",
+            f"import the column as text: {_import_as('NAME=COLUMN:text')}",
         ) from None
 
 

@@ -113,7 +113,9 @@ class Writer:
         """Turn the work folder into a store, and rename it."""
         kept = self.written
         if not kept.shards:
-            raise UserError(f"nothing could be stored; {self.quarantine} says why for {kept.quarantined} items")
+            raise UserError(
+                f"no image could be stored; {self.quarantine} has the reasons for all {kept.quarantined} records"
+            )
         about = AboutStore(
             identity=self._identity.hexdigest(),
             counts={str(split): count for split, count in self._counts.items()},
@@ -151,7 +153,7 @@ class Writer:
 
     def _writing(self) -> AbstractContextManager[None]:
         kept = f"no store was made; {self._items_kept:,} items are kept there"
-        fix = f"{kept}. Make room, then {again()} again to resume"
+        fix = f"{kept}. Free some disk space, then {again()} again to resume"
         return as_user_error(OSError, f"cannot write to {self._work}", fix)
 
 
@@ -167,14 +169,14 @@ def _read_kept(work: Path, request: Mapping[str, Any]) -> Written:
             content = json.loads(file.read_text(encoding="utf-8"))
             said = content.pop(_CHECKSUM, None)
             if said != checksum_of(content):
-                raise ValueError("it does not match its checksum")
+                raise ValueError("the file does not match its checksum")
             found = Written.model_validate(content)
         if found.request == json.loads(json.dumps(request)):
             kept = found
         elif found.shards:
             raise UserError(
                 f"{work} contains an unfinished import from another source or with other options",
-                "run that command again to resume it, or remove the folder",
+                "run the earlier command again to resume that import, or remove the folder",
             )
     _cut_quarantine(work / layout.QUARANTINE, kept)
     return kept
@@ -186,7 +188,7 @@ def _cut_quarantine(path: Path, kept: Written) -> None:
         file.seek(0)
         content = file.read(kept.quarantine_bytes)
         if hashlib.sha256(content).hexdigest() != kept.quarantine_sha256:
-            raise UserError(f"{path} is damaged: it differs from what was written", _again(path.parent))
+            raise UserError(f"{path} is damaged: its content differs from what the import wrote", _again(path.parent))
         file.truncate(kept.quarantine_bytes)
 
 

@@ -77,7 +77,7 @@ def test_a_process_that_was_killed_is_replaced_and_its_image_is_not_lost(two: De
 
 def test_an_image_at_which_every_process_ends_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(UserError, match="one: the process that decoded it ended 2 times, with exit code 1"):
+    with pytest.raises(UserError, match="one: the process that decoded this image ended 2 times, with exit code 1"):
         Decoders(1).fit(image(48, 32), out())
 
 

@@ -79,21 +79,21 @@ def test_mistakes_are_reported_with_a_way_out(shell: Shell, store: Path, server:
     server.always = status(404, "The model `m` does not exist.")
     for words, arguments in {
         "--column NAME, --model MODEL is missing": asked[:3],
-        "has no store.json": ("data", "recaption", tmp_path / "none", *asked[3:]),
+        "store.json is missing": ("data", "recaption", tmp_path / "none", *asked[3:]),
         "cannot read --prompt-file": (*asked, "--prompt-file", tmp_path / "none.txt"),
         "is empty; write the question": (*asked, "--prompt-file", empty),
         "is not UTF-8": (*asked, "--prompt-file", latin),
         "both set the question": (*asked, "--prompt-file", latin, "--prompt", "long"),
         "did you mean 'short'": (*asked, "--prompt", "shorts"),
         "is not one of 'train', 'eval'": (*asked, "--split", "test"),
-        "from its import": (*asked, "--column", "long"),
-        "has a column 'width' of its own": (*asked, "--column", "width"),
+        "has imported captions": (*asked, "--column", "long"),
+        "has a built-in column 'width'": (*asked, "--column", "width"),
         "The model `m` does not exist.": asked,
-        "leave it out with --server": (*asked, "--revision", "main"),
+        "leave it out if you use --server": (*asked, "--revision", "main"),
         "write it as http://HOST:PORT": (*asked, "--server", "localhost"),
         "the environment variable is missing": (*asked, "--key-variable", "TINTYPE_NO_SUCH_KEY"),
         "no server answers at http://127.0.0.1:9/v1": (*asked, "--server", "http://127.0.0.1:9"),
-        "whose content may change; give the --revision": (*asked[:5], "--model", "someone/vlm"),
+        "whose content may change; give --revision": (*asked[:5], "--model", "someone/vlm"),
     }.items():
         code, out, err = shell(*arguments)
         assert code == 2 and words in err, (words, out, err)

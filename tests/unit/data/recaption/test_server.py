@@ -131,7 +131,7 @@ def test_a_server_that_stays_busy_stops_the_work(server: CaptionServer) -> None:
     with pytest.raises(UserError, match=r"too busy.*slow down.*--concurrency"):
         ask(to(server))
     server.always = status(429, Retry_After="3600")
-    with pytest.raises(UserError, match="3600 s; run the same command"):
+    with pytest.raises(UserError, match="3600 s; wait that long, then run the same command"):
         ask(to(server))
 
 
@@ -178,7 +178,7 @@ def test_the_key_is_sent_and_shown_nowhere(
 def test_a_key_that_cannot_be_sent_is_refused_without_showing_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for value in ("sk-a b", "sk-a\r\nHost: b", "sk-ä"):
         monkeypatch.setenv("MY_KEY", value)
-        with pytest.raises(UserError, match="is not a key") as raised:
+        with pytest.raises(UserError, match="is not a valid API key") as raised:
             read_key("MY_KEY")
         assert "sk-" not in str(raised.value)
     monkeypatch.delenv("MY_KEY")

@@ -314,7 +314,7 @@ def test_a_column_is_replaced_only_when_that_is_asked(store: Path, server: Capti
         recaption(store, TASK, to(server, model="n"), Interrupt())
     with pytest.raises(UserError, match="--overwrite"):
         recaption(store, replace(TASK, anew=True), to(server), Interrupt())
-    with pytest.raises(UserError, match="from its import"):
+    with pytest.raises(UserError, match="has imported captions"):
         recaption(store, replace(TASK, column="long", overwrite=True), to(server), Interrupt())
     server.reply = lambda key, body: "Another."
     recaption(store, replace(TASK, overwrite=True), to(server, model="n"), Interrupt())
@@ -366,7 +366,7 @@ def test_only_what_is_empty_is_asked_about(store: Path, server: CaptionServer) -
     assert len(server.images) == 2
     assert [text.startswith("A picture") for text in captions(store)] == [row in (1, 5) for row in range(COUNT)]
     assert captions(store)[0] == "kept 0"
-    with pytest.raises(UserError, match="no captions with this name"):
+    with pytest.raises(UserError, match="no caption column with this name"):
         recaption(store, Task("b", ASKING, only_empty="none"), to(server), Interrupt())
     with pytest.raises(UserError, match="no images to caption"):
         recaption(store, Task("b", ASKING, only_empty="long"), to(server), Interrupt())
@@ -447,7 +447,7 @@ def test_added_captions_of_other_images_are_refused(store: Path) -> None:
     file.write_bytes(content)
     sha256 = hashlib.sha256(content).hexdigest()
     rewrite_about(store, lambda about: about["added"][0]["parts"][0].update(bytes=len(content), sha256=sha256))
-    with pytest.raises(UserError, match="captions of other images"):
+    with pytest.raises(UserError, match="captions for other images"):
         Store(store)
 
 

@@ -83,7 +83,10 @@ def test_saved_data_sets_and_mds_shards_have_attributes(tmp_path: Path) -> None:
     found = open_store(tmp_path / "b")
     assert found.attributes_of(0) == {"n": -7, "small": 0.5, "said": 2.5, "score": 5.0, "nsfw": True}
     assert found.attributes["score"] == "float" and len(found) == 1
-    assert "has 3 bytes, which is not the size of float32" in quarantine(tmp_path / "b")["shard.00000.mds, sample 1"]
+    assert (
+        "has 3 bytes, which is not the size of the type float32"
+        in quarantine(tmp_path / "b")["shard.00000.mds, sample 1"]
+    )
 
 
 def test_scenes_have_attributes(tmp_path: Path) -> None:
@@ -110,7 +113,7 @@ def test_attributes_are_part_of_the_identity(tmp_path: Path) -> None:
         identities.add(imported(source, tmp_path / f"store-{index}", ImportOptions(attributes=asked)).identity)
     assert len(identities) == 4
     rewrite_about(tmp_path / "store-0", lambda about: about["attributes"].update(score="int"))
-    with pytest.raises(UserError, match="does not hold the 2 rows and the columns"):
+    with pytest.raises(UserError, match="does not contain the 2 rows and the columns"):
         Store(tmp_path / "store-0")
 
 
@@ -178,7 +181,7 @@ def test_a_record_with_another_value_is_set_aside(tmp_path: Path) -> None:
     source = captioned(tmp_path / "a.parquet", 4, score=["5.5", "n/a", None, ""])
     imported(source, tmp_path / "store", ImportOptions(attributes={"score": Attribute("score", "float")}))
     assert quarantine(tmp_path / "store") == {
-        "a.parquet, row 1": "its attribute score (column score) is not of the kind float: 'n/a'"
+        "a.parquet, row 1": "the attribute score (column score) is not of the kind float: 'n/a'"
     }
     assert open_store(tmp_path / "store").missing() == {"score": 2}
 
@@ -187,12 +190,12 @@ def test_a_record_with_another_value_is_set_aside(tmp_path: Path) -> None:
     ("name", "asked", "problem"),
     [
         ("width", "style", "every store has a column with this name"),
-        ("long", "style", "a kind of caption has this name"),
-        ("a:b", "style", "is not a valid name of an attribute; give up to 64 letters"),
+        ("long", "style", "a caption column has this name"),
+        ("a:b", "style", "is not a valid name of an attribute; use at most 64 characters"),
         ("x", "styl", "has no column of texts, numbers or booleans 'styl'"),
         ("x", "score:flaot", r"has no column .* 'score:flaot'.* NAME=COLUMN:float"),
         ("x", "mixed", r"this column holds int and text; declare its kind: x=mixed:text, x=mixed:int"),
-        ("x", "empty", "holds no value that would say what it is"),
+        ("x", "empty", "holds no value from which its kind could be inferred"),
         ("x", "tags", "this column holds list"),
     ],
 )
@@ -278,8 +281,8 @@ def test_what_is_missing_is_neither_true_nor_false(store: Store, expression: str
         ),
         ("score == 'a'", "'==' cannot compare a number with a text"),
         ("nsfw > 3", "'>' cannot compare true or false with a number"),
-        ("nsfw < true", "true and false are compared with == and !="),
-        ("nsfw + 1 > 3", "this is true or false, and a number is needed"),
+        ("nsfw < true", "true and false are compared only with == and !="),
+        ("nsfw + 1 > 3", "this is true or false, but a number is needed"),
         ("stile == 'a'", "did you mean 'style'?"),
     ],
 )
@@ -305,7 +308,7 @@ def test_numbers_that_would_be_rounded_are_not_compared(tmp_path: Path) -> None:
 
 def test_new_captions_leave_attributes_alone(tmp_path: Path) -> None:
     before = stored(tmp_path, "parquet", ASKED)
-    with pytest.raises(UserError, match="style: this is an attribute"):
+    with pytest.raises(UserError, match="has an attribute with this name"):
         add_column(before.path, "style", ["x"] * 6, {})
     add_column(before.path, "vlm", ["x"] * 6, {})
     after = Store(before.path)

@@ -95,7 +95,7 @@ def test_counts_sizes_and_captions_are_reported(tmp_path: Path) -> None:
     assert about["most_common"] == [{"text": "one two", "records": 2}]
     left = inspected(tmp_path / "store", "width < 100").result
     assert left["records"] == 2 and left["of"] == 4 and left["left_out"]["where"] == 2
-    with pytest.raises(UserError, match="of 4 --where leaves out 4 and --skip 0"):
+    with pytest.raises(UserError, match="of 4 records, --where excludes 4 and --skip excludes 0"):
         inspected(tmp_path / "store", "width < 10")
 
 
@@ -143,10 +143,10 @@ def test_copies_are_gone_in_two_commands(tmp_path: Path, monkeypatch: pytest.Mon
         f"a.parquet, row {row}" for row in (1, 2, 3, 4, 5, 6, 7)
     }
     for more, message in (
-        (["--write-skip", skip], "this file is there already"),
-        (["--write-skip", "a.parquet"], "a text file is written"),
-        (["--write-skip", "new.txt", "--where", "width > 3"], "looks at the whole store"),
-        (["--out", str(store / "store.json")], "a name that ends in .html"),
+        (["--write-skip", skip], "this file exists already"),
+        (["--write-skip", "a.parquet"], "the output is a text file"),
+        (["--write-skip", "new.txt", "--where", "width > 3"], "searches the whole store"),
+        (["--out", str(store / "store.json")], "a file name that ends in .html"),
         (["--out", str(tmp_path / "no" / "x.html")], "cannot write"),
     ):
         wrong = CliRunner().invoke(app, [*asked, *more])
@@ -268,7 +268,7 @@ def test_a_stopped_inspection_resumes_and_a_second_one_decodes_nothing(
     monkeypatch.setattr(looks, "look", counted)
     done: list[int] = []
     everything = select(store, None, None)
-    with pytest.raises(StoppedError, match="seen so far are kept; run the same command to resume"):
+    with pytest.raises(StoppedError, match="read so far are kept; run the same command to resume"):
         inspect_store(store, everything, Asked(), lambda: len(done) > 10, lambda at, _: done.append(at))
     looked, begun = len(seen), []
     found = inspect_store(store, everything, Asked(), on_progress=lambda at, total: begun.append((at, total)))

@@ -159,7 +159,7 @@ def test_a_pinned_list_is_the_only_one(tmp_path: Path) -> None:
 def test_nothing_left_is_an_error_with_counts(tmp_path: Path) -> None:
     store = tiny_store(tmp_path, 20)
     counts = open_store(store).about.counts
-    message = rf"none of the {counts['train']} train records of .* 20 records data.where leaves out 20 and data.skip 1;"
+    message = rf"none of the {counts['train']} train records of .*, data.where excludes 20 and data.skip excludes 1;"
     with pytest.raises(UserError, match=message):
         opened(store, where="width > 100", skip=str(as_text(tmp_path / "skip", hashes(open_store(store))[:1])))
     with pytest.raises(UserError, match=f"none of the {counts['eval']} eval records"):
@@ -191,10 +191,10 @@ def test_bad_skip_lists_are_named(tmp_path: Path) -> None:
         "binary": "is not text in UTF-8",
         "other.parquet": "has no column 'sha256'; its columns are hash",
         "bad.parquet": "as a Parquet file",
-        "short": r"short, line 4: 'abc' is not a record",
+        "short": r"short, line 4: 'abc' is not a valid entry",
         "upper": "line 3: 'AAA",
-        "word": "is not a record; .*'repeats'",
-        "row.parquet": "row.parquet, row 1: 'abc' is not a record",
+        "word": "is not a valid entry. .*'repeats'",
+        "row.parquet": "row.parquet, row 1: 'abc' is not a valid entry",
     }.items():
         with pytest.raises(UserError, match=message):
             read_skip_list(tmp_path / name)
