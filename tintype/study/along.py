@@ -284,7 +284,7 @@ def _interpolated(places: Sequence[float], values: Sequence[float], at: float) -
     for (x, y), (later, value) in pairwise(zip(places, values, strict=True)):
         if x <= at <= later:
             return y + (value - y) * (at - x) / (later - x) if later > x else y
-    raise ValueError(f"{at} is not between {places[0]} and {places[-1]}")
+    raise ValueError(f"the place {at} is not between {places[0]} and {places[-1]}")
 
 
 def _crossing(differences: Sequence[DifferenceAt], direction: Literal["lower", "higher"]) -> str:

@@ -25,13 +25,14 @@ class AnalysisSettings(Settings):
 
     margin: Margin | None = Field(
         None,
-        description="Differences up to this size count as *same*, in all metrics: 3%, or 0.02 in their unit; by "
-        "default each metric has its own",
+        description="Margin: the largest difference that counts as *same*, for all metrics, such as 3% or 0.02 "
+        "(in the metric's unit); by default each metric has its own",
     )
-    margins: dict[str, Margin] = Field({}, description="Another margin for a metric, by its name")
+    margins: dict[str, Margin] = Field({}, description="Margin of a single metric, by the metric's name")
     bank: tuple[PathText, ...] = Field(
         (),
-        description="Folders or results.json of studies whose stored runs of the same baseline serve as its runs too",
+        description="Folders or results.json files of earlier studies; their runs of the same baseline are used "
+        "in addition",
     )
 
     @model_validator(mode="after")

@@ -61,14 +61,14 @@ def take_bank(study: Study) -> Bank | None:
 def _read_source(study: Study, other: StoredStudy) -> BankSource:
     """Return the baseline's runs in another study; raise if no such run can be used."""
     if reason := why_apart(other, study.settings.evaluation.hash, tintype.NUMERICS):
-        raise UserError(f"analysis.bank: {reason}", "take it out")
+        raise UserError(f"analysis.bank: {reason}", "remove this study from analysis.bank")
     found = runs_like(study, other, metric_infos(study))
     resolutions = {arm.label: arm.resolution for arm in study.arms if arm.role == "baseline"}
     runs = [(resolutions[label], run) for label, some in found.items() if label in resolutions for run in some]
     if not runs:
         raise UserError(
             f"analysis.bank: {other.name} has no run of this study's baseline: its plans differ in more than the seed",
-            "take it out, or change the baseline",
+            "remove it from analysis.bank, or change the baseline",
         )
     lost = [f"{sum(run.state == state for _, run in runs)} {state}" for state in ("diverged", "failed")]
     lost = [words for words in lost if not words.startswith("0 ")]

@@ -34,7 +34,7 @@ def parse_duration(text: str) -> float:
     """Parse a duration such as `45m`, `1h30m` or `90s` into seconds."""
     found = _DURATION.findall(text)
     if not found or _DURATION.sub("", text).strip():
-        raise UserError(f"'{text}' is not a duration", "give a number with s, m, h or d, as 45m or 1h30m")
+        raise UserError(f"'{text}' is not a duration", "give numbers with the unit s, m, h or d, such as 45m or 1h30m")
     return sum(float(count) * _UNITS_S[unit] for count, unit in found)
 
 
@@ -251,7 +251,8 @@ def _seconds_like(study: Study, like: Path) -> RunSeconds:
     results = read_results_file(like / "results.json" if like.is_dir() else like)
     if not has_baseline(results, study.arms[0].plans[0]):
         raise UserError(
-            f"{option('like', like)}: its baseline differs from this study's, so its runs may take a different time"
+            f"{option('like', like)}: the baseline of that study differs from this study's, so its run times do "
+            f"not apply"
         )
     return run_seconds({arm.label: arm.runs for arm in results.arms})
 

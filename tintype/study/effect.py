@@ -30,9 +30,9 @@ def parse_effect(text: str, where: str) -> Effect:
         size = float(text.strip().removesuffix("%"))
     except ValueError:
         raise UserError(
-            f"{where} is not the size of a change",
-            "write it as 5% of the baseline's mean, or as a difference like 0.02",
+            f"{where} is not a valid size of a difference",
+            "write a percentage of the baseline's mean, such as 5%, or a difference, such as 0.02",
         ) from None
     if not math.isfinite(size) or size <= 0:
-        raise UserError(f"{where} is not above zero", "give a size above zero, without a direction")
+        raise UserError(f"{where} is not above zero", "give a positive size, whatever the direction of the difference")
     return Effect(size / 100 if percent else size, percent)

@@ -66,7 +66,7 @@ def check_folder(study: Study, out: Path, note: Callable[[str], None] = lambda t
         if out.is_dir():
             refuse_foreign(out, STUDY)
         elif out.exists():
-            raise UserError(f"cannot write to {out}: it is a file", f"choose another {option('out')}")
+            raise UserError(f"cannot write to {out}: this is a file, not a folder", f"choose another {option('out')}")
         return
     try:
         check_own_plugins(out)
@@ -77,7 +77,7 @@ def check_folder(study: Study, out: Path, note: Callable[[str], None] = lambda t
         there = {folder.name for folder in (out / "runs").glob("*")}
         if there and not there & known:
             raise  # the names of the runs do not prove that the folder is this study's
-        note(f"{error.marked}: its runs are of this study, and its files are written again")
+        note(f"{error.marked}: the runs in the folder belong to this study, so the damaged files are written again")
 
 
 def claim_folder(study: Study, out: Path, note: Callable[[str], None] = lambda text: None) -> None:
@@ -124,7 +124,7 @@ def _refuse_another_baseline(study: Study, there: Study, out: Path) -> None:
     if changed or not set(mine.values()) & set(stored.values()):
         where = f" at the resolution {changed[0]}" if changed and changed[0] else ""
         raise UserError(
-            f"{out} is a study of another baseline{where} ('{there.name}')", f"choose another {option('out')}"
+            f"{out} contains a study ('{there.name}') with another baseline{where}", f"choose another {option('out')}"
         )
 
 
@@ -133,9 +133,11 @@ def _refuse_other_looks(study: Study, there: Study, out: Path) -> None:
     new, old = study.settings.seeds, there.settings.seeds
     if new != old and (isinstance(new, SeedPlan) or isinstance(old, SeedPlan)):
         raise UserError(
-            f"seeds: {out} was read with other planned seeds ({plain(there.settings)['seeds']}), and the study's "
-            "error is shared among the planned looks",
-            f"keep them, choose another {option('out')}, or test its verdicts on fresh seeds with `tintype replicate`",
+            f"seeds: {out} has results that were read with other planned seeds "
+            f"({plain(there.settings)['seeds']}), and the planned looks share the study's error rate, so "
+            f"the plan cannot change any more",
+            f"keep the planned seeds, choose another {option('out')}, or test the verdicts on fresh seeds with "
+            f"`tintype replicate`",
         )
 
 
@@ -144,8 +146,8 @@ def _refuse_added_arms(study: Study, seen: Collection[str], out: Path) -> None:
     added = [arm.label for arm, _ in study.compared() if arm.label not in seen]
     if isinstance(study.settings.seeds, SeedPlan) and added:
         raise UserError(
-            f"arms: {out} was read without {', '.join(added)}, and its planned looks share all of the study's "
-            "error among its arms",
+            f"arms: {out} has results that were read without {', '.join(added)}, and the arms of the planned "
+            f"looks already share all of the study's error rate",
             f"leave the new arms out, or choose another {option('out')}",
         )
 
@@ -159,9 +161,9 @@ def _refuse_added_pairs(study: Study, seen: Collection[str], asked: Collection[t
         key = between_key(first.name, second.name, first.resolution, "")
         if {first.label, second.label} <= set(seen) and (key.arm, key.resolution) not in asked:
             raise UserError(
-                f"compare: {out} was read before {key.arm} was declared, and pairs chosen after seeing "
-                "the results prove nothing",
-                f"leave the pair out, or begin again with other seeds in another {option('out')}",
+                f"compare: {out} has results that were read before {key.arm} was declared, and a pair chosen "
+                f"after seeing results proves nothing",
+                f"leave the pair out, or start a new study with other seeds in another {option('out')}",
             )
 
 
@@ -171,8 +173,8 @@ def _refuse_changed_arms(study: Study, there: Study, seen: Collection[str], out:
     changed = [arm.label for arm in study.arms if arm.changes != before.get(arm.label, arm.changes)]
     if changed:
         raise UserError(
-            f"arms: {out} was read with other settings of {', '.join(changed)}, and the study's error counts "
-            "each arm by its name",
+            f"arms: {out} has results that were read with other settings of {', '.join(changed)}; an arm cannot "
+            f"change after its results were read",
             f"give the arm with the new settings another name, or choose another {option('out')}",
         )
 
@@ -191,9 +193,9 @@ def _refuse_other_questions(study: Study, there: Study, out: Path) -> None:
     if changed:
         was = ", ".join(f"{name} was {old[name]}" for name in changed)
         raise UserError(
-            f"{', '.join(changed)}: {out} was read before this was changed ({was}), and a choice made after "
-            "seeing the results proves nothing",
-            f"restore it, or begin again with other seeds in another {option('out')}",
+            f"{', '.join(changed)}: {out} has results that were read before this change ({was}), and a choice "
+            f"made after seeing results proves nothing",
+            f"restore the earlier value, or start a new study with other seeds in another {option('out')}",
         )
 
 
@@ -309,12 +311,12 @@ def stored_protocol(out: Path) -> Protocol:
 def _read_settings(out: Path, assignments: Sequence[str] = ()) -> tuple[str, StudySettings, Document]:
     document = read_yaml(read_sealed(out / STUDY, remake_study(out)), str(out / STUDY))
     if not isinstance(document.data, dict) or not isinstance(document.data.get("name"), str):
-        raise UserError(f"{out / STUDY} was not written by `tintype ablate`", f"take another {option('out')}")
+        raise UserError(f"{out / STUDY} was not written by `tintype ablate`", f"choose another {option('out')}")
     name = document.data.pop("name")
     if fixed := {"recipe", "resolutions"} & set(map(section, assignments)):
         raise UserError(
             f"{min(fixed)}: a stored study has its own baseline ({_baseline_file(out, '')})",
-            f"change it with {setting('set', '[key.path=value]')}, or write a study file of your own",
+            f"change the baseline with {setting('set', '[key.path=value]')}, or write a new study file",
         )
     override_study(document, assignments)
     settings = read_settings(document, out)
@@ -403,7 +405,7 @@ def note_command(argv: Sequence[str], out: Path, note: Callable[[str], None]) ->
     try:
         known = read_commands(out)
     except DamagedFileError as error:
-        note(f"{error.marked}: it is written again from the last report")
+        note(f"{error.marked}: the file is written again from the last report")
         known = reported_commands(out)
         write_lines(out / COMMANDS_FILE, [command.model_dump() for command in known])
     if argv and argv not in [command.argv for command in known]:

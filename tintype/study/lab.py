@@ -173,14 +173,17 @@ def run_study(
     """
     if budget_s is not None and not isinstance(study.settings.seeds, SeedPlan):
         raise UserError(
-            f"{option('budget')} applies between looks, but this study has one look",
-            f"plan several, for example {setting('seeds', '{first: 4, most: 16}')}, and leave control_seeds out",
+            f"{option('budget')} limits later looks, but this study has only one look",
+            f"plan several looks, for example {setting('seeds', '{first: 4, most: 16}')}, and leave control_seeds out",
         )
     with locked(out):
         _check_devices([*tuning_tasks(study, out), *tasks_of(study, out)])
         _prepare(study, out, progress)
         if like is not None and not copy_shapes(like, out, {shape_of(arm.plans[0]) for arm in study.arms}):
-            progress.note(f"{option('like', like)}: all plans of this study that it measured are measured here already")
+            progress.note(
+                f"{option('like', like)}: it has no new measurements, since all plans that both "
+                f"studies share are already measured here"
+            )
         last: dict[tuple[str, int], Message] = {}
         tried: set[tuple[str, int]] = set()
         total, left, budget = 0, "", Budget(budget_s, most_of(jobs))
@@ -290,7 +293,8 @@ def work_on_study(
     """
     if not (out / STUDY).is_file():
         raise UserError(
-            f"{out} is not a study (no {STUDY})", "`tintype ablate STUDY --out DIR --prepare` makes one to work on"
+            f"{out} is not a study: {STUDY} is missing",
+            "`tintype ablate STUDY --out DIR --prepare` creates a study that workers can run",
         )
     if not 0 < expiry_s <= MOST_EXPIRY_S:
         raise UserError(f"{option('expiry')} is {expiry_s:g} s", f"give more than 0 s and at most {MOST_EXPIRY_S:g} s")
@@ -429,9 +433,9 @@ def _check_latents_folder(plans: Sequence[Plan]) -> None:
     ]
     if len({(plan.tokenizer, plan.data) for plan in kept}) > 1:
         raise UserError(
-            f"run.latents_folder is {kept[0].run.latents_folder}, but the arms have several tokenizers or image sizes, "
-            "but a folder can hold the latents of only one",
-            "leave it out: by default each has a folder of its own",
+            f"run.latents_folder is {kept[0].run.latents_folder} for all arms, but the arms have several "
+            f"tokenizers or image sizes, and a folder can contain the latents of only one",
+            "leave run.latents_folder out; by default, each combination has its own folder",
         )
 
 
@@ -457,15 +461,16 @@ def _note_lost_scores(tasks: Sequence[Task], progress: StudyProgress) -> None:
     if runs:
         steps = ", ".join(f"{step:,}" for step in sorted({step for found in lost.values() for step in found}))
         progress.note(
-            f"score_at: {len(runs)} runs passed the steps {steps} without keeping their weights and have no scores "
-            f"there ({'; '.join(runs[:3])}{'; …' if len(runs) > 3 else ''}). Another {option('out')} trains them again"
+            f"score_at: {len(runs)} runs did not keep their weights at the steps {steps}, so they have no "
+            f"scores at these steps ({'; '.join(runs[:3])}{'; …' if len(runs) > 3 else ''}). To train them "
+            f"again, choose another {option('out')}"
         )
 
 
 def report_study(out: Path, progress: StudyProgress = SILENT, without_data: bool = False) -> StudyReport:
     """Compare the runs of a study again, and write its report; if run folders are missing, use results.json."""
     if not (out / STUDY).is_file():
-        raise UserError(f"{out} is not a study (no {STUDY})", "`tintype ablate STUDY --out DIR` makes one")
+        raise UserError(f"{out} is not a study: {STUDY} is missing", "`tintype ablate STUDY --out DIR` makes one")
     if not (out / "runs").is_dir() and finished_runs(out / RESULTS):
         return _report_stored(out, progress, without_data)
     study = stored_study(out)
@@ -480,8 +485,7 @@ def report_study(out: Path, progress: StudyProgress = SILENT, without_data: bool
 def _report_stored(out: Path, progress: StudyProgress, without_data: bool) -> StudyReport:
     """Write the report of a study without using run folders."""
     progress.note(
-        f"{out / 'runs'} does not exist: the runs are read from {RESULTS}, and the images from the report.html that "
-        "is there"
+        f"{out / 'runs'} does not exist: the runs are read from {RESULTS}, and the images from the existing report.html"
     )
     results = _recomputed(out, progress)
     if without_data:
@@ -557,10 +561,10 @@ def plan_replication(out: Path, count: int, progress: StudyProgress = SILENT) ->
     claims, before = _claims_to_hold(out, results), read_replication(out)
     if before is not None and (len(before.seeds) != count or before.source):
         source = f" of {before.source}" if before.source else ""
-        keep = "keep it" if source else f"keep it ({option('seeds', len(before.seeds))})"
+        keep = "keep this replication" if source else f"keep this replication ({option('seeds', len(before.seeds))})"
         raise UserError(
-            f"{out} was replicated on {len(before.seeds)} fresh seeds{source}. Adding seeds after reading them would "
-            "give chance another chance",
+            f"{out} was replicated on {len(before.seeds)} fresh seeds{source}. Adding seeds after their results "
+            f"were read would favour chance findings",
             f"{keep}, or move {out / FOLDER} away",
         )
     read = _seeds_read(results, before)
@@ -605,16 +609,16 @@ def plan_replication_from(out: Path, path: Path, progress: StudyProgress = SILEN
     claims, before = _claims_to_hold(out, results), read_replication(out)
     if before is not None:
         raise UserError(
-            f"{out} was replicated already, on {len(before.seeds)} fresh seeds. A second replication after the first "
-            "was read would give chance another chance",
-            f"keep it, or move {out / FOLDER} away",
+            f"{out} was replicated already, on {len(before.seeds)} fresh seeds. A second replication after the "
+            f"results of the first were read would favour chance findings",
+            f"keep this replication, or move {out / FOLDER} away",
         )
     study = stored_study(out)
     used = used_seeds(study, results, [*seeds_in(out), *_seeds_read(results, before)])
     fresh = fresh_runs(StoredStudy(out, results), other, claimed_arms(study, claims), used)
     if fresh.missing:
         progress.note(
-            f"{other.name} has no fresh runs of {', '.join(fresh.missing)}, so verdicts on them stay as they are"
+            f"{other.name} has no fresh runs of {', '.join(fresh.missing)}, so the verdicts on these arms do not change"
         )
     held = [claim for claim in claims if claim.arm in fresh.runs]
     return StoredReplication(fresh, held, results, other.name)
@@ -680,7 +684,7 @@ def study_with_arm(out: Path, arm: ArmSettings, seeds: Sequence[int], control_se
     """
     study = stored_study(out)
     if any(one.name == arm.label for one in study.arms):
-        raise UserError(f"{option('arm', arm.label)}: {out} has an arm of this name", "take another name")
+        raise UserError(f"{option('arm', arm.label)}: {out} already has an arm with this name", "choose another name")
     of_baseline = [one for one in study.arms if one.role == "baseline"]
     baselines = {one.resolution: one.plans[0].model_copy(update={"seed": 0}) for one in of_baseline}
     settings = study.settings.model_copy(
@@ -722,7 +726,7 @@ def choose_run(folder: Path, arm: str | None, seed: int | None) -> Task:
     seeds = [plan.seed for plan in chosen.plans]
     if seed is not None and seed not in seeds:
         raise UserError(
-            f"{option('arm-seed', seed)}: arm '{chosen.label}' of {folder} has the seeds {listed_seeds(seeds)}"
+            f"{option('arm-seed', seed)}: arm '{chosen.label}' of {folder} has only the seeds {listed_seeds(seeds)}"
         )
     plan = chosen.plans[0 if seed is None else seeds.index(seed)]
     return task_of(study, chosen.label, plan, folder)
@@ -734,18 +738,19 @@ def _choose_arm(study: Study, folder: Path, name: str | None) -> ArmPlan:
             return study.arms[0]
         raise UserError(
             f"{folder} is a study",
-            f"choose a run with {option('arm')} and {option('arm-seed')}:\n{list_arms(study.arms)}",
+            f"choose one of its runs with {option('arm')} and {option('arm-seed')}:\n{list_arms(study.arms)}",
         )
     found = [arm for arm in study.arms if name in (arm.label, arm.name)]
     if len(found) == 1:
         return found[0]
     if found:
         raise UserError(
-            f"{option('arm', name)}: {folder} has it at several resolutions", f"choose one:\n{list_arms(found)}"
+            f"{option('arm', name)}: {folder} has this arm at several resolutions",
+            f"choose one of them:\n{list_arms(found)}",
         )
     near = closest(name, [arm.label for arm in study.arms])
     words = f"did you mean '{near}'?" if near is not None else "it has these:"
-    raise UserError(f"{option('arm', name)}: {folder} has no such arm", f"{words}\n{list_arms(study.arms)}")
+    raise UserError(f"{option('arm', name)}: {folder} has no arm with this name", f"{words}\n{list_arms(study.arms)}")
 
 
 def list_arms(arms: Sequence[ArmPlan]) -> str:

@@ -173,13 +173,13 @@ def read_ledger(out: Path, vouched: bool = False) -> Ledger:
     previous, entries = "", []
     for number, line in enumerate(lines, 1):
         if line.get("previous") != previous:
-            raise damaged(file, f"line {number} does not follow the one before it", _REMEDY)
+            raise damaged(file, f"line {number} does not match the line before it", _REMEDY)
         previous = checksum_of(line)
         if number == head.get("lines") and previous != head.get("hash"):
             raise damaged(file, f"line {number} was changed", _REMEDY)
         entries.append(_entry(file, number, line))
     if entries and (not isinstance(entries[0], Begun) or any(isinstance(one, Begun) for one in entries[1:])):
-        raise damaged(file, "its beginning is missing", _REMEDY)
+        raise damaged(file, "the beginning of the file is missing", _REMEDY)
     return Ledger(folder, tuple(entries), previous)
 
 

@@ -43,24 +43,30 @@ DECIDED = ("better", "worse", "same", "unstable")
 class SeedPlan(Settings):
     """Seeds that planned interim analyses add to arms that are still undecided."""
 
-    first: Annotated[int, Field(ge=2)] = Field(description="Seeds of every arm at the first look")
-    most: Annotated[int, Field(ge=2, le=CONTROL_OFFSET)] = Field(description="Seeds of an arm at the last look")
-    start: Annotated[int, Field(ge=0)] = Field(0, description="The first seed; the others follow it")
+    first: Annotated[int, Field(ge=2)] = Field(
+        description="Number of seeds of every arm at the first look (planned reading)"
+    )
+    most: Annotated[int, Field(ge=2, le=CONTROL_OFFSET)] = Field(
+        description="Number of seeds of an arm at the last look (planned reading)"
+    )
+    start: Annotated[int, Field(ge=0)] = Field(0, description="First seed; the other seeds are the next whole numbers")
     looks: tuple[int, ...] = Field(
-        (), description="Seeds at each look; by default they double from `first`, and the last look has `most`"
+        (), description="Number of seeds at each look; by default it doubles from `first` up to `most`"
     )
     control: bool = Field(
-        True, description=f"Whether the A/A control is run, with the seeds from start + {CONTROL_OFFSET}"
+        True,
+        description=f"Whether to run the A/A control (the baseline with other seeds), with seeds from "
+        f"start + {CONTROL_OFFSET}",
     )
 
     @model_validator(mode="after")
     def _in_order(self) -> SeedPlan:
         if self.first > self.most:
-            raise ValueError(f"first is {self.first} and most is {self.most}; first can be at most as large as most")
+            raise ValueError(f"first is {self.first} and most is {self.most}, but first must not be larger than most")
         if self.looks and (self.looks[0] != self.first or self.looks[-1] != self.most):
             raise ValueError(f"looks must begin with first ({self.first}) and end with most ({self.most})")
         if list(self.looks) != sorted(set(self.looks)):
-            raise ValueError("looks must grow: give each number of seeds once, the smallest first")
+            raise ValueError("looks must increase: give each number of seeds once, in ascending order")
         return self
 
     @property

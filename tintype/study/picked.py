@@ -34,7 +34,10 @@ def keep_image(folder: Path, image: bytes, about: Mapping[str, JsonValue]) -> Pi
         if known.sha256 == digest and dict(known.settings) == about:
             return known
     if place.is_dir() and len(list(place.glob("*.json"))) >= MOST:
-        raise UserError(f"{place} has {MOST} images already", "remove some of its files to keep others")
+        raise UserError(
+            f"{place} already has {MOST} images, which is the limit",
+            "remove some of these files, then save the image again",
+        )
     name = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{digest[:8]}"
     with as_user_error(OSError, f"cannot write to {place}"):
         place.mkdir(exist_ok=True)

@@ -156,7 +156,7 @@ def pool_studies(paths: Sequence[Path], arms: Sequence[str] = ()) -> Pooled:
     names = [one.name for one in stored]
     stored = [replace(one, title=str(one.folder)) if names.count(one.name) > 1 else one for one in stored]
     if len(stored) < 2:
-        raise UserError("pool reads two studies or more of one comparison", "give their folders")
+        raise UserError("pool needs at least two studies of the same comparison", "give their folders")
     first, *others = stored
     left = [why for other in others if (why := _why_left(first, other))]
     kept = [first, *(other for other in others if not _why_left(first, other))]
@@ -166,13 +166,13 @@ def pool_studies(paths: Sequence[Path], arms: Sequence[str] = ()) -> Pooled:
     if arms:
         known = [arm for arm in found if {arm.arm, *arm.names.values()} & set(arms)]
         if missing := [name for name in arms if not any(name in (arm.arm, *arm.names.values()) for arm in known)]:
-            raise UserError(f"no arm '{missing[0]}' is in two of the studies", _listed(found))
+            raise UserError(f"fewer than two of the studies have the arm '{missing[0]}'", _listed(found))
         found = known
     if not found:
         why = f" ({'; '.join(left)})" if left else ""
         raise UserError(
-            f"no two of these studies have an arm and a baseline with the same plans but for the seed{why}",
-            "give studies of one comparison, by one protocol",
+            f"no two of these studies have an arm and a baseline whose plans differ only in the seed{why}",
+            "give studies with the same comparison and the same evaluation protocol",
         )
     return Pooled([one.name for one in kept], found, left)
 

@@ -238,8 +238,8 @@ def plan_power(
                 useful.append(one.model_copy(update={"name": arm_label(one.name, one.resolution.name)}))
     if not useful:
         raise UserError(
-            f"no spread is known from {', '.join(map(str, paths))} ({'; '.join(skipped)})",
-            "give a study with at least two seeds and one arm, or run one with `tintype ablate`",
+            f"the seed spread cannot be estimated from {', '.join(map(str, paths))} ({'; '.join(skipped)})",
+            "give a study with at least two seeds and one arm, or run such a study with `tintype ablate`",
         )
     _check_names(useful, metric, without)
     plan = PowerPlan(wanted, seeds, arms, control, resolutions, [], skipped, pairs if between is None else between)
@@ -265,8 +265,8 @@ def _files(paths: Sequence[Path]) -> list[Path]:
         if not found:
             raise UserError(
                 f"{path}: no studies found",
-                "give a results.json, a study's folder, or a folder of studies; "
-                "`tintype ablate STUDY --out DIR` makes one",
+                "give a results.json, a study's folder, or a folder of studies; `tintype ablate STUDY --out "
+                "DIR` makes a study",
             )
         for file in found:
             distinct.setdefault(file.resolve(), file)

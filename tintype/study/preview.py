@@ -75,7 +75,7 @@ def notes_before(study: Study, out: Path, past: Sequence[Path] = ()) -> list[Not
 
 def _on_arms(study: Study) -> Iterator[Note]:
     if pairs := [f"{first.label} against {second.label}" for first, second in study.declared()]:
-        yield Note("pairs", f"compared with each other too: {'; '.join(pairs)}")
+        yield Note("pairs", f"arms that are also compared with each other: {'; '.join(pairs)}")
     if study.settings.tune:
         yield Note("tuning", _tuning_words(study))
     others = [arm.name for arm in study.arms if reads_other_captions(arm.changes)]
@@ -87,7 +87,8 @@ def _on_arms(study: Study) -> Iterator[Note]:
         metrics = f"[{','.join([*protocol.metrics, *TRAINING_METRICS])}]"
         yield Note(
             "copies",
-            f"Copies of training images are not measured, though {', '.join(tuned)} may learn few images by heart: "
+            f"Copies of training images are not measured, though {', '.join(tuned)} may memorise a small set of "
+            f"images: "
             f"{rendered(setting('evaluation.metrics', metrics))}",
         )
 

@@ -72,14 +72,15 @@ def parse_arm(text: str) -> ArmSettings:
     parts = [part.strip() for part in rest.split(" + ")]
     if not sign or not _NAME.fullmatch(name) or not all(parts):
         raise UserError(
-            f"{option('arm', text)} is not an arm",
-            "give a name and what it changes, as 'fast=muon:lr=3e-3', 'small=optimizer.lr=1e-4' or "
+            f"{option('arm', text)} is not a valid arm",
+            "give a name and a change, such as 'fast=muon:lr=3e-3', 'small=optimizer.lr=1e-4' or "
             "'both=repa + train.clip_norm=2.0'",
         )
     changes = split_changes(parts)
     if any(part.partition("=")[0].strip() == "seed" for part in changes["set"]):
         raise UserError(
-            f"{option('arm', text)}: another seed is not a change, and its gain is luck", "propose a setting"
+            f"{option('arm', text)}: another seed is not a valid change, since its effect is chance",
+            "propose another setting",
         )
     return parse(ArmSettings, Document(option("arm", name), {"name": name, **changes}))
 
@@ -93,7 +94,8 @@ def parse_looks(text: str | None) -> SeedPlan | None:
         return SeedPlan(first=counts[0], most=counts[-1], looks=counts)
     except ValueError:
         raise UserError(
-            f"{option('looks', text)} is not a plan of looks", "give growing numbers of seeds from 2 on, as 4,8,16"
+            f"{option('looks', text)} is not a valid plan of looks",
+            "give increasing numbers of seeds, at least 2, such as 4,8,16",
         ) from None
 
 
@@ -270,19 +272,20 @@ class _Chain:
     def open(cls, out: Path, looks: SeedPlan | None) -> _Chain:
         ledger, study = _ledger_of(out), stored_study(out)
         if len(study.by_resolution()) > 1:
-            raise UserError(f"{out} is a study of several resolutions", "propose to a study of one")
+            raise UserError(f"{out} is a study with several resolutions", "use a study with a single resolution")
         planned = _first_line(out, study, looks)
         begun = ledger.begun or planned
         if begun.baseline != planned.baseline or (begun.metric, begun.others) != (planned.metric, planned.others):
             raise UserError(
-                f"{out}: its proposals were compared with another baseline or in other metrics "
-                f"({', '.join((begun.metric, *begun.others))})",
-                "restore these, or propose to another study",
+                f"{out}: earlier proposals to this study were compared with another baseline or in other "
+                f"metrics ({', '.join((begun.metric, *begun.others))})",
+                "restore that baseline and these metrics, or use another study",
             )
         if looks is not None and [len(one.arm) for one in begun.looks] != list(looks.counts):
             counts = ", ".join(str(len(one.arm)) for one in begun.looks)
             raise UserError(
-                f"{option('looks')}: the proposals to {out} have looks at {counts} seeds, fixed with the first of them"
+                f"{option('looks')}: the proposals to {out} have looks at {counts} seeds, which the first "
+                f"proposal fixed"
             )
         return cls(out, study, ledger, begun)
 
@@ -293,12 +296,14 @@ class _Chain:
         for one in self.study.arms:
             if one.role == "arm" and _plan_hash(one.plans[0]) == plan:
                 raise UserError(
-                    f"{option('arm', arm.label)}: it is the arm '{one.name}' of {self.out}, which is in its report"
+                    f"{option('arm', arm.label)}: this change is already the arm '{one.name}' of {self.out}; "
+                    f"the study's report has its result"
                 )
         found, named = self.ledger.by_plan(plan), self.ledger.by_name(arm.label)
         if named is not None and named != found:
             raise UserError(
-                f"{option('arm', arm.label)}: proposal {named.number} has this name and another plan", "take another"
+                f"{option('arm', arm.label)}: proposal {named.number} has this name, but another plan",
+                "choose another name",
             )
         return found
 
@@ -307,7 +312,9 @@ class _Chain:
         study = study_with_arm(self.out, arm, self._all_seeds, self.begun.control)
         own = _arm_of(study, arm)
         if reason := incomparable(study).get(own_key(own.name, "arm", "", self.begun.metric)):
-            raise UserError(f"{option('arm', arm.label)}: it cannot be compared in {self.begun.metric} ({reason})")
+            raise UserError(
+                f"{option('arm', arm.label)}: this arm cannot be compared in the metric {self.begun.metric} ({reason})"
+            )
         parents, wanted = {one.name: one for one in study.arms}, [own]
         while wanted[-1].parent:
             wanted.append(parents[wanted[-1].parent])
@@ -417,7 +424,7 @@ class _Work:
                 what = "diverged" if run.state == "diverged" else f"has no finite {lost[0]}"
                 raise UserError(
                     f"the baseline's run with seed {run.seed} {what}, so no proposal can be compared with it",
-                    "begin a study whose baseline trains",
+                    "start a study with a baseline that trains without failing",
                 )
 
     def _close(self, entered: Charged, found: Judgement, seeds: int) -> Proposal:
@@ -484,7 +491,8 @@ def _first_line(out: Path, study: Study, looks: SeedPlan | None) -> Begun:
     ]
     if len(done) < 2:
         raise UserError(
-            f"{out} has {len(done)} finished runs of its baseline", "run the study first, with two seeds or more"
+            f"{out} has only {len(done)} finished runs of its baseline, but needs two",
+            "run the study first, with at least two seeds",
         )
     plan = looks or (settings.seeds if isinstance(settings.seeds, SeedPlan) else LOOKS)
     replication = read_replication(out)
@@ -503,7 +511,7 @@ def _first_line(out: Path, study: Study, looks: SeedPlan | None) -> Begun:
 def _ledger_of(out: Path) -> Ledger:
     """Return the ledger of a study; raise if proposals were made but the ledger is missing."""
     if not (out / "study.yaml").is_file():
-        raise UserError(f"{out} is not a study (no study.yaml)", "`tintype ablate STUDY --out DIR` makes one")
+        raise UserError(f"{out} is not a study: study.yaml is missing", "`tintype ablate STUDY --out DIR` makes one")
     made = any(command.argv[1:2] == ["propose"] for command in read_commands(out))
     return read_ledger(out, vouched=made)
 

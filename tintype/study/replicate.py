@@ -173,22 +173,24 @@ def fresh_runs(mine: StoredStudy, other: StoredStudy, study: Study, used: Collec
     additional runs of the baseline.
     """
     if reason := why_apart(other, study.settings.evaluation.hash, mine.numerics):
-        raise UserError(f"{option('from', other.folder)}: {reason}; it replicates nothing here")
+        raise UserError(f"{option('from', other.folder)}: {reason}; so its runs cannot test this study's verdicts")
     if networks := other_networks(identities(mine.runs), identities(other.runs)):
         raise UserError(
-            f"{option('from', other.folder)}: {', '.join(networks)} had other weights there; it replicates nothing here"
+            f"{option('from', other.folder)}: {', '.join(networks)} had other weights in that study; so its "
+            f"runs cannot "
+            f"test this study's verdicts"
         )
     if missing := sum(run.state == "missing" for arm in other.results.arms for run in arm.runs):
         raise UserError(
-            f"{option('from', other.folder)}: {missing} of its runs are missing",
-            "finish it first: otherwise it could be stopped at a favourable moment",
+            f"{option('from', other.folder)}: {missing} runs of that study are missing",
+            "finish that study first, since a study could otherwise be stopped at a favourable moment",
         )
     found = runs_like(study, other, {info.name: info for info in mine.results.metrics})
     baselines = {arm.resolution: arm.label for arm in study.arms if arm.role == "baseline"}
     if not any(label in found for label in baselines.values()):
         raise UserError(
-            f"{option('from', other.folder)}: it has no run of this study's baseline (the plans differ in more than "
-            "the seed), so it replicates nothing here"
+            f"{option('from', other.folder)}: that study has no run of this study's baseline (the plans differ "
+            f"in more than the seed), so its runs cannot test this study's verdicts"
         )
     fresh = {label: [run for run in runs if run.seed not in used] for label, runs in found.items()}
     kept, without = dict[str, list[Run]](), list[str]()
@@ -201,9 +203,10 @@ def fresh_runs(mine: StoredStudy, other: StoredStudy, study: Study, used: Collec
             without.append(arm.label)
     if not kept:
         arms = "none of the arms that have a verdict here" if not found.keys() - set(baselines.values()) else ""
-        why = f"it has {arms}" if arms else "its arms have fewer than two seeds that this study never used"
+        why = f"it has {arms}" if arms else "each of its arms has fewer than two seeds that this study never used"
         raise UserError(
-            f"{option('from', other.folder)}: {why}, so it replicates nothing", "`tintype replicate` runs fresh seeds"
+            f"{option('from', other.folder)}: {why}, so its runs cannot test this study's verdicts",
+            "`tintype replicate` runs fresh seeds",
         )
     kept |= {label: fresh[label] for label in baselines.values() if label in fresh}
     whole = reseeded(study, sorted({run.seed for runs in kept.values() for run in runs}))

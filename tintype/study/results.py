@@ -732,7 +732,7 @@ def _read(path: Path, kind: TypeAdapter[T], part: Callable[[dict[str, Any]], obj
         raise UserError(f"{path} cannot be read: {error}") from None
     except ValidationError as error:
         problem = first_problem(error, "the file")
-        raise UserError(f"{path} is not the results.json of a study ({problem})", remake_results(path)) from None
+        raise UserError(f"{path} is not a valid results.json of a study ({problem})", remake_results(path)) from None
 
 
 def remake_results(path: Path) -> str:

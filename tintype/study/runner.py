@@ -208,7 +208,7 @@ def run_task(
         if not outcome.finished:
             return Message(task.key, "interrupted", text=f"saved at step {outcome.step}", step=outcome.step)
         if not score:
-            return Message(task.key, "interrupted", text="trained and not yet scored", step=outcome.step)
+            return Message(task.key, "interrupted", text="trained, but not yet scored", step=outcome.step)
         trained_s = time.perf_counter()
         if torch.cuda.is_initialized():
             gc.collect()  # reference cycles of compiled blocks would keep training's memory while images are sampled

@@ -165,7 +165,8 @@ def read_run(
     result = read_result(stored)
     if result.protocol_hash != protocol.hash:
         raise UserError(
-            f"{stored} was scored by the protocol {result.protocol_hash}, this study by {protocol.hash}",
+            f"{stored} was scored with the evaluation protocol {result.protocol_hash}, but this study uses "
+            f"{protocol.hash}",
             "remove the file to score the run again",
         )
     try:
@@ -271,8 +272,8 @@ def check_identities(runs: Runs) -> None:
             first, by = found.setdefault(f"{part} {settings}", (identity, who))
             if identity != first:
                 raise UserError(
-                    f"{part} was {first[:12]} for {by} and {identity[:12]} for {who}: its weights or its preprocessing "
-                    "changed in between",
+                    f"{part} had the identity {first[:12]} for {by}, but {identity[:12]} for {who}: its weights "
+                    f"or preprocessing changed during the study",
                     f"{remedy}, then run the study again",
                 )
 

@@ -43,9 +43,11 @@ class Range(Settings):
     Exactly one of the keys is given.
     """
 
-    log_uniform: Bounds | None = Field(None, description="[low, high], uniform on a logarithmic scale")
+    log_uniform: Bounds | None = Field(
+        None, description="Range [low, high] of numbers, drawn uniformly on a logarithmic scale"
+    )
     uniform: Bounds | None = Field(None, description="[low, high], uniform")
-    integer: tuple[int, int] | None = Field(None, description="[low, high], whole numbers, both ends included")
+    integer: tuple[int, int] | None = Field(None, description="Range [low, high] of whole numbers, both ends included")
     choice: Annotated[tuple[TuneValue, ...], Field(min_length=2)] | None = Field(None, description="One of these")
 
     def problems(self) -> Iterator[str]:
@@ -117,10 +119,12 @@ class SearchSettings(Settings):
     """How the values of `tune` are searched."""
 
     kind: Literal["grid", "random", "optuna"] = Field(
-        "grid", description="grid tries every combination of listed values"
+        "grid",
+        description="Search method. grid: every combination of the listed values; random: random draws; "
+        "optuna: a sampler of Optuna",
     )
-    trials: int | None = Field(None, ge=2, le=1_000, description="Trials of each arm, for random and optuna")
-    sampler: Literal["tpe", "cmaes", "random"] = Field("tpe", description="With optuna: the sampler that proposes")
+    trials: int | None = Field(None, ge=2, le=1_000, description="Number of trials for each arm, for random and optuna")
+    sampler: Literal["tpe", "cmaes", "random"] = Field("tpe", description="optuna: sampler that proposes the values")
 
     def problems(self) -> Iterator[str]:
         if self.kind == "grid" and self.trials is not None:
@@ -139,12 +143,15 @@ def check_search(tune: Mapping[str, Tried], by: SearchSettings) -> None:
     """Raise `ValueError` if the values do not fit the kind of search."""
     ranges = [key for key, values in tune.items() if isinstance(values, Range)]
     if by.kind == "grid" and ranges:
-        raise ValueError(f"tune: {ranges[0]} is a range; give a list, or tune_by: {{kind: random, trials: 16}}")
+        raise ValueError(
+            f"tune: {ranges[0]} is a range, which the kind grid cannot search; give a list of "
+            f"values, or tune_by: {{kind: random, trials: 16}}"
+        )
     if by.kind == "optuna" and by.sampler == "cmaes":
         choices = [key for key, values in tune.items() if not isinstance(values, Range) or values.bounds is None]
         if choices or len(tune) < 2:
             what = f"{choices[0]} is a choice" if choices else "there is one key"
-            raise ValueError(f"tune_by: cmaes searches two or more ranges of numbers, and {what}; take sampler: tpe")
+            raise ValueError(f"tune_by: cmaes searches two or more ranges of numbers, but {what}; use sampler: tpe")
 
 
 def choices(tune: Mapping[str, Tried], by: SearchSettings, seed: int) -> list[dict[str, TuneValue]]:
@@ -162,7 +169,9 @@ def choices(tune: Mapping[str, Tried], by: SearchSettings, seed: int) -> list[di
             found.append(values)
         if len(found) == by.trials:
             return found
-    raise UserError(f"tune: there are only {len(found)} different choices, and tune_by has {by.trials} trials")
+    raise UserError(
+        f"tune: there are only {len(found)} different choices of values, but tune_by asks for {by.trials} trials"
+    )
 
 
 def example(tune: Mapping[str, Tried]) -> dict[str, TuneValue]:
@@ -217,8 +226,10 @@ def suggest(
         trial = study.ask(spaces)
         if dict(trial.params) != dict(values):
             raise UserError(
-                f"tune_by: Optuna {optuna.__version__} proposes other values for trial {number} than the sweep tried",
-                "resume it with the version that it was begun with (the study's tuning.jsonl names it)",
+                f"tune_by: Optuna {optuna.__version__} proposes other values for trial {number} than the "
+                f"earlier run of this search tried",
+                "resume the search with the version of Optuna that started it (tuning.jsonl in the study's "
+                "folder names the version)",
             )
         pruned = optuna.trial.TrialState.PRUNED
         study.tell(trial, score) if score is not None else study.tell(trial, state=pruned)

@@ -54,19 +54,25 @@ SAME_FOR_ALL = ("seed", "data", "run")
 class ArmSettings(Settings):
     """An arm, which is the baseline with techniques, overrides, or both."""
 
-    name: str | None = Field(None, description="By default its overrides and the names of its techniques")
-    set: tuple[str, ...] = Field(
-        (), description="Overrides of the baseline, each key.path=value, before its techniques"
+    name: str | None = Field(
+        None, description="Name of the arm; by default made from its overrides and the names of its techniques"
     )
-    techniques: tuple[str, ...] = Field((), description="Each `name` or `name:key=value,key=value`")
+    set: tuple[str, ...] = Field(
+        (), description="Overrides of the baseline, each key.path=value, applied before the techniques"
+    )
+    techniques: tuple[str, ...] = Field(
+        (), description="Techniques of the arm, each `name` or `name:key=value,key=value`"
+    )
 
     @model_validator(mode="after")
     def _changes_something(self) -> ArmSettings:
         if not self.set and not self.techniques:
-            raise ValueError("an arm needs techniques, or overrides of the baseline in set")
+            raise ValueError("an arm must have techniques, or overrides of the baseline (set)")
         for assignment in self.set:
             if section(assignment) in SAME_FOR_ALL:
-                raise ValueError(f"set: {assignment}: {', '.join(SAME_FOR_ALL)} are the same for all arms of a study")
+                raise ValueError(
+                    f"set: {assignment}: {', '.join(SAME_FOR_ALL)} must be the same for all arms of a study"
+                )
         return self
 
     @property
@@ -148,8 +154,12 @@ def _distances(protocol: Protocol) -> tuple[str, ...]:
 class ResolutionSettings(Settings):
     """The baseline with another number of tokens, because of larger images or smaller patches."""
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$", description="Follows the arms' names")
-    set: tuple[str, ...] = Field((), description="Overrides of the baseline, each key.path=value, after the study's")
+    name: str = Field(
+        pattern=r"^[a-z0-9][a-z0-9-]*$", description="Name of the resolution, appended to the names of the arms"
+    )
+    set: tuple[str, ...] = Field(
+        (), description="Overrides of the baseline, each key.path=value, applied after those of the study"
+    )
 
 
 MOST_TUNING_PLANS = 64
@@ -159,80 +169,88 @@ MOST_TUNING_PLANS = 64
 class StudySettings(Settings):
     """A study as a file, with a baseline, arms, seeds, and settings for scoring and comparison."""
 
-    question: str = Field(description="The question in a sentence; it heads the report")
+    question: str = Field(description="The study's question in one sentence, shown at the top of the report")
     recipe: Annotated[str, NamesFile(lambda name: name in packaged.names("plans"))] = Field(
-        description="The baseline: a named recipe or the path of a plan"
+        description="Baseline: the name of a recipe, or the path of a plan file"
     )
     set: tuple[str, ...] = Field((), description="Overrides of the baseline, each key.path=value")
-    seeds: Seeds = Field(description="A list, or {first: 4, most: 16}: undecided arms get more seeds in planned looks")
-    resolutions: tuple[ResolutionSettings, ...] = Field(
-        (), description="Every arm runs at each; two or more, or none for the baseline's"
+    seeds: Seeds = Field(
+        description="List of seeds, or {first: 4, most: 16}: every arm has 4 seeds, and "
+        "undecided arms get more in planned looks, up to 16"
     )
-    control_seeds: tuple[Seed, ...] = Field((), description="Seeds of the A/A control; as many as seeds, or none")
-    arms: tuple[ArmSettings, ...] = Field((), description="Each with techniques, overrides, or both")
+    resolutions: tuple[ResolutionSettings, ...] = Field(
+        (), description="Resolutions at which every arm runs; at least two, or none to use only that of the baseline"
+    )
+    control_seeds: tuple[Seed, ...] = Field(
+        (), description="Seeds of the A/A control (the baseline with other seeds); as many as in seeds, or none"
+    )
+    arms: tuple[ArmSettings, ...] = Field((), description="Arms of the study, each with techniques, overrides, or both")
     factorial: tuple[Annotated[ArmSettings, BeforeValidator(_factor)], ...] = Field(
-        (), description="Factors, each a list of techniques and overrides: their combinations become arms"
+        (), description="Factors, each a list of techniques and overrides; every combination of factors becomes an arm"
     )
     compare: tuple[tuple[str, ...], ...] = Field(
-        (), description="Pairs of arms to compare with each other: the first against the second"
+        (), description="Pairs of arms to compare with each other; the first arm is compared with the second"
     )
     tune: dict[str, Tried] = Field(
         {},
-        description="Values of settings, key.path: [values] or a range; the best are chosen for the baseline and each "
-        "arm",
+        description="Settings to tune, as key.path: [values] or a range; the best values are chosen separately "
+        "for the baseline and each arm",
     )
-    tune_by: SearchSettings = Field(SearchSettings(), description="How the values of tune are tried")
-    tune_seeds: tuple[Seed, ...] = Field(
-        (90_001, 90_002), min_length=1, description="Seeds for trying the values of tune"
-    )
+    tune_by: SearchSettings = Field(SearchSettings(), description="How values of the settings in tune are searched")
+    tune_seeds: tuple[Seed, ...] = Field((90_001, 90_002), min_length=1, description="Seeds of the tuning runs")
     primary: tuple[str, ...] = Field(
         PRIMARY,
         min_length=1,
-        description="The metrics of the question; without the scene encoder, by default the first of each encoder",
+        description="Metrics that answer the question; by default (without the scene encoder) the first metric "
+        "of each encoder",
     )
-    evaluation: Protocol = Field(Protocol(), description="How every run is scored")
+    evaluation: Protocol = Field(Protocol(), description="Evaluation protocol by which every run is scored")
     score_at: tuple[int | float, ...] = Field(
-        (), description="When to score before the end too: shares of training (0.25, 0.5) or steps (whole numbers)"
+        (),
+        description="Additional times before the end at which runs are scored: shares of training (0.25, "
+        "0.5) or steps (whole numbers)",
     )
     score_count: int | None = Field(
-        None, ge=FEWEST, description="Images of each of these scores; by default a quarter of count, at least 128"
+        None,
+        ge=FEWEST,
+        description="Number of images for each scoring in score_at; by default a quarter of count, at least 128",
     )
-    analysis: AnalysisSettings = Field(AnalysisSettings(), description="How arms are compared")
-    retries: int = Field(
-        RETRIES, ge=0, description="How often a run is tried again if its process dies without progress"
-    )
+    analysis: AnalysisSettings = Field(AnalysisSettings(), description="Settings of the statistical comparison of arms")
+    retries: int = Field(RETRIES, ge=0, description="How often a run is restarted if its process dies without progress")
 
     @model_validator(mode="after")
     def _consistent(self) -> StudySettings:
         if isinstance(self.seeds, SeedPlan) and self.control_seeds:
-            raise ValueError("control_seeds: with seeds {first, most} the control's seeds are chosen; leave them out")
+            raise ValueError(
+                "control_seeds: with seeds {first, most}, the control's seeds are chosen "
+                "automatically; leave control_seeds out"
+            )
         all_seeds = (*self.every_seed.seeds, *self.every_seed.control_seeds)
         if (index := _first_repeat([str(seed) for seed in all_seeds])) is not None:
             key = "seeds" if index < len(self.every_seed.seeds) else "control_seeds"
             raise ValueError(f"{key}: {all_seeds[index]} is given twice; seeds and control_seeds must all differ")
         if isinstance(self.seeds, tuple) and self.control_seeds and len(self.control_seeds) != len(self.seeds):
-            raise ValueError(f"control_seeds needs {len(self.seeds)} seeds like seeds, or none")
+            raise ValueError(f"control_seeds must have as many seeds as seeds ({len(self.seeds)}), or none")
         if again := _repeated(self.primary):
             raise ValueError(f"primary: {again} is given twice; name each metric once")
         _check_score_at(self.score_at)
         if self.score_count is not None and not self.score_at:
-            raise ValueError("score_count is the number of images of the scores at score_at, which is empty")
+            raise ValueError("score_count sets the number of images for the scores at score_at, but score_at is empty")
         names = [resolution.name for resolution in self.resolutions]
         if len(names) == 1:
-            raise ValueError(f"resolutions: '{names[0]}' is the only one; give another, or put its overrides into set")
-        if (index := _first_repeat(names)) is not None:
             raise ValueError(
-                f"resolutions.{index}: two resolutions are called {names[index]}; give one of them another name"
+                f"resolutions: '{names[0]}' is the only resolution; add another, or put its overrides into set"
             )
+        if (index := _first_repeat(names)) is not None:
+            raise ValueError(f"resolutions.{index}: two resolutions are called {names[index]}; rename one of them")
         own = [BASELINE, CONTROL]
         labels = [*own, *(arm.label for arm in self.arms)]
         if (index := _first_repeat(labels)) is not None:
-            raise ValueError(
-                f"arms.{index - len(own)}: two arms are called {labels[index]}; give one of them another name"
-            )
+            raise ValueError(f"arms.{index - len(own)}: two arms are called {labels[index]}; rename one of them")
         if self.tune and self.analysis.bank:
             raise ValueError(
-                "analysis.bank: tune chooses the baseline's values, so no stored run is known to have them"
+                "analysis.bank: analysis.bank cannot be used with tune, since the baseline's values are unknown "
+                "until the tuning ends"
             )
         self._check_factors()
         self._check_compared()
@@ -249,15 +267,15 @@ class StudySettings(Settings):
     def _check_factors(self) -> None:
         labels = [factor.label for factor in self.factorial]
         if len(labels) == 1:
-            raise ValueError(f"factorial: '{labels[0]}' is the only factor; give another, or put it into arms")
+            raise ValueError(f"factorial: '{labels[0]}' is the only factor; add another, or put this one into arms")
         if again := _repeated(labels):
             raise ValueError(f"factorial: two factors are called {again}; give each another name or remove one")
         names = {" + ".join(labels[index] for index in chosen) for chosen in combinations(len(labels))}
         taken = names.intersection([BASELINE, CONTROL, *(arm.label for arm in self.arms)])
         if taken:
             raise ValueError(
-                f"factorial: '{min(taken)}' is one of its combinations already; take it out of arms, or give it "
-                "another name"
+                f"factorial: the arm '{min(taken)}' has the same name as a combination of factors; remove it "
+                f"from arms, or rename it"
             )
 
     def _check_compared(self) -> None:
@@ -269,23 +287,25 @@ class StudySettings(Settings):
                 raise ValueError(f"{place}give two arms, as [FIRST, SECOND]: the first is compared with the second")
             for name in pair:
                 if name == BASELINE:
-                    raise ValueError(f"{place}every arm is compared with the baseline anyway; remove the pair")
+                    raise ValueError(
+                        f"{place}every arm is compared with the baseline without this setting; remove the pair"
+                    )
                 if name == CONTROL:
                     raise ValueError(
-                        f"{place}the control is the baseline with other seeds, and every arm is compared with both "
-                        "anyway; remove the pair"
+                        f"{place}the control is the baseline with other seeds, and every arm is compared with "
+                        f"both without this setting; remove the pair"
                     )
                 if name not in known:
                     raise ValueError(f"{place}unknown arm '{name}'; {nearest(name, known)}")
             if len(set(pair)) == 1:
-                raise ValueError(f"{place}'{pair[0]}' against itself; give two arms")
+                raise ValueError(f"{place}the arm '{pair[0]}' cannot be compared with itself; give two different arms")
             if (first := seen.setdefault(frozenset(pair), index)) != index:
                 raise ValueError(f"{place}{pair[0]} and {pair[1]} are compared by compare.{first} already")
 
     def _check_tune(self) -> None:
         for key, values in self.tune.items():
             if section(key) in SAME_FOR_ALL:
-                raise ValueError(f"tune: {key}: {', '.join(SAME_FOR_ALL)} are the same for all arms of a study")
+                raise ValueError(f"tune: {key}: {', '.join(SAME_FOR_ALL)} must be the same for all arms of a study")
             if not isinstance(values, Range) and (again := _repeated([json.dumps(value) for value in values])):
                 raise ValueError(f"tune: {key}: {again} is given twice")
         check_search(self.tune, self.tune_by)
@@ -294,15 +314,15 @@ class StudySettings(Settings):
         shared = sorted({*self.tune_seeds} & {*self.every_seed.seeds, *self.every_seed.control_seeds})
         if self.tune and shared:
             raise ValueError(
-                f"tune_seeds: {', '.join(map(str, shared))} is among seeds or control_seeds; tune on other seeds than "
-                "those that are compared, or the values would be chosen for their luck"
+                f"tune_seeds: {', '.join(map(str, shared))} is also in seeds or control_seeds; tune on other "
+                f"seeds than those of the comparison, or the tuned values could win by chance"
             )
         lists = [len(values) for values in self.tune.values() if not isinstance(values, Range)]
         plans = prod(lists) * len(self.tune_seeds)
         if self.tune and self.tune_by.kind == "grid" and plans > MOST_TUNING_PLANS:
             raise ValueError(
                 f"tune: {plans} runs for each arm ({' × '.join(map(str, lists))} values × "
-                f"{len(self.tune_seeds)} seeds), and at most {MOST_TUNING_PLANS} are allowed; take fewer values, keys "
+                f"{len(self.tune_seeds)} seeds), but at most {MOST_TUNING_PLANS} are allowed; use fewer values, keys "
                 "or tune_seeds"
             )
 
@@ -352,9 +372,7 @@ class StudySettings(Settings):
         problems = [one.within("evaluation") for one in fitted.problems]
         for name in primary:
             if name not in known and name in definitions(self.evaluation):
-                text = (
-                    f"primary: '{name}' exists for the embedded scenes only, and the data are of the kind {data.kind}"
-                )
+                text = f"primary: '{name}' exists only for the embedded scenes, but the data is of the kind {data.kind}"
                 problems.append(Problem(text, (f"primary=[{', '.join(usual)}]",)))
             elif name not in known:
                 raise UserError(f"primary: unknown metric '{name}'", nearest(name, known))

@@ -184,7 +184,7 @@ def _read(file: Path) -> tuple[str, ShapeFacts] | None:
         shape, facts = str(content.pop("shape", "")), _FACTS.validate_python(content)
         if file == _file(file.parents[1], shape, facts.device):
             return shape, facts
-        reason = "it is of another shape or device"
+        reason = "the measurement is for another shape or device"
     except DamagedFileError as error:
         reason = error.reason
     except ValidationError as error:

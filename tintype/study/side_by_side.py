@@ -160,7 +160,10 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 def compare_runs(names: Sequence[str]) -> SideBySide:
     """Read the runs and compare them. A run is named by its folder, or by STUDY:ARM or STUDY:ARM:SEED."""
     if len(names) < 2:
-        raise UserError(f"nothing to compare; given: {' '.join(names) or 'none'}", "give two or more runs")
+        raise UserError(
+            f"the comparison needs at least two runs, but the given runs are: {' '.join(names) or 'none'}",
+            "give two or more runs",
+        )
     return side_by_side([find_run(name) for name in names])
 
 
@@ -199,7 +202,10 @@ def _folder_of(name: str) -> Path:
 def _run_of_study(study: Path, chosen: str) -> Path:
     """Return the folder of the run ARM or ARM:SEED. The name of an arm may contain colons."""
     if not (study / "runs").is_dir():
-        raise UserError(f"{study} has no runs, only their results", "compare runs where the study was run")
+        raise UserError(
+            f"{study} contains only the results of runs, not the runs themselves",
+            "compare the runs on the machine where the study was run",
+        )
     labels = {name for arm in stored_study(study).arms for name in (arm.name, arm.label)}
     arm, _, seed = chosen.rpartition(":")
     named = (arm, int(seed)) if chosen not in labels and seed.isdigit() else (chosen, None)
@@ -211,7 +217,7 @@ def _refuse_twins(runs: Sequence[ComparedRun]) -> None:
     for run in runs:
         place = run.path.resolve()
         if place in seen:
-            raise UserError(f"{run.name} is the same run as {seen[place]}", "give two or more different ones")
+            raise UserError(f"{run.name} is the same run as {seen[place]}", "give at least two different runs")
         seen[place] = run.name
 
 
@@ -279,8 +285,8 @@ def _incomparable(runs: Sequence[ComparedRun]) -> dict[str, str]:
     found: dict[str, str] = {}
     if some := [run.name for run in others if _parts(run.plan, _OF_LOSSES) != _parts(first, _OF_LOSSES)]:
         reason = (
-            f"objective, main loss, weighting, times, noise or tokenizer differ in {', '.join(some)}, so it is of "
-            "another thing"
+            f"objective, main loss, weighting, times, noise or tokenizer differ in {', '.join(some)}, so the "
+            f"losses measure different things"
         )
         found = dict.fromkeys(("loss", "flow"), reason)
     elif some := [run.name for run in others if _parts(run.plan, ("losses",)) != _parts(first, ("losses",))]:
@@ -288,7 +294,7 @@ def _incomparable(runs: Sequence[ComparedRun]) -> dict[str, str]:
             f"its terms or their weights differ in {', '.join(some)}, and totals of other terms do not compare"
         )
     if some := [run.name for run in others if run.plan.train.stages != first.train.stages]:
-        reason = f"train.stages differ in {', '.join(some)}, so at some steps it is of images of another size"
+        reason = f"train.stages differ in {', '.join(some)}, so at some steps the images have another size"
         found |= dict.fromkeys(["loss", "flow", *(term.kind for term in first.losses)], reason)
     for term in first.losses:
         if some := [run.name for run in others if _term(run.plan, term.kind) not in (None, _term(first, term.kind))]:

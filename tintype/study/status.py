@@ -125,7 +125,9 @@ class StatusReader:
 
     def __init__(self, out: Path) -> None:
         if not (out / "study.yaml").is_file():
-            raise UserError(f"{out} is not a study (no study.yaml)", "`tintype ablate STUDY --out DIR` makes one")
+            raise UserError(
+                f"{out} is not a study: study.yaml is missing", "`tintype ablate STUDY --out DIR` makes one"
+            )
         self.out = out
         self._leases = Leases(out / LEASES)
         self._read_at: tuple[int, ...] = ()

@@ -64,9 +64,7 @@ def read_stored(path: Path) -> StoredStudy:
     """Read a study, given its folder or its results.json."""
     file = path if path.is_file() else path / RESULTS
     if not file.is_file():
-        raise UserError(
-            f"{path} has no {RESULTS}", f"give the folder of a study that was run and reported, or its {RESULTS}"
-        )
+        raise UserError(f"{path} has no {RESULTS}", f"give the folder of a study that has a report, or its {RESULTS}")
     return StoredStudy(file.parent, read_results_file(file))
 
 
@@ -120,9 +118,9 @@ def runs_like(study: Study, other: StoredStudy, metrics: Metrics) -> dict[str, l
         label, seed = known[run.hash]
         if run.seed != seed:
             raise UserError(
-                f"{other.folder / RESULTS}: the run {run.hash} has the seed {run.seed}, and its hash is of the seed "
-                f"{seed}: the file was changed by hand",
-                "take one that tintype wrote",
+                f"{other.folder / RESULTS}: the run {run.hash} has the seed {run.seed}, but its hash belongs to "
+                f"the seed {seed}, so the file was changed by hand",
+                "use an unchanged file that tintype wrote",
             )
         values = {name: value for name, value in run.metrics.items() if name in alike}
         found.setdefault(label, []).append(run.model_copy(update={"metrics": values}))

@@ -231,8 +231,8 @@ def _refuse_stored_copy(document: Document) -> None:
     """Raise if a stored study.yaml was moved away from its folder, since its baseline is then missing."""
     if isinstance(document.data, dict) and document.data.keys() >= {"name", "question", "recipe"}:
         raise UserError(
-            f"{document.place(('name',))}: tintype wrote this file into the folder of a study, where the study's "
-            "baseline is too (baseline.yaml)",
+            f"{document.place(('name',))}: tintype wrote this file into the folder of a study, together with "
+            f"the study's baseline (baseline.yaml)",
             "give that folder to run the study again. To begin your own study, remove the line `name`: its "
             f"baseline is then today's recipe '{document.data['recipe']}'",
         )
@@ -277,7 +277,10 @@ def resolve(
                 "change data.size_px or model.patch in one of them",
             )
     if len({plan.data.kind for plan in baselines.values()}) > 1:
-        raise UserError("the resolutions have data of several kinds, which are scored differently", "give all one kind")
+        raise UserError(
+            "the resolutions have data of several kinds, which are scored differently",
+            "use the same kind of data for all resolutions",
+        )
     settings, fitted = settings.on(ordered[0][1].data)
     arms = [arm for resolution, baseline in ordered for arm in _arms_at(resolution, baseline, settings, place, known)]
     _refuse_twins(arms)
@@ -422,8 +425,8 @@ def _arm_candidate(
     found = _resolve_arm(arm, baseline, settings.tune_seeds, resolution, known)
     if found.parent:
         raise UserError(
-            f"it starts from the arm '{found.parent}', but with tune the run to start from is known only after the "
-            "tuning",
+            f"the arm starts from the arm '{found.parent}', but with tune, the run to start from is unknown "
+            f"until the tuning ends",
             "remove tune, or make the arm a separate study that starts from a trained run",
         )
     resolved = settings_by_key(found.plans[0])
@@ -431,8 +434,8 @@ def _arm_candidate(
         if resolved.get(key) != value:
             what = f"sets {key} itself, to {json.dumps(resolved[key])}" if key in resolved else f"has no {key}"
             raise UserError(
-                f"it {what}, but tune chooses it among {words_of(settings.tune[key])} for each arm alike",
-                f"leave it out of the arm, or take {key} out of tune",
+                f"the arm {what}, but tune chooses this setting from {words_of(settings.tune[key])} for every arm",
+                f"leave {key} out of the arm, or out of tune",
             )
     return Candidate(values, found.plans)
 
@@ -491,7 +494,7 @@ def _find_parent(arm: str, name: str, known: Mapping[str, ArmPlan]) -> ArmPlan:
 def _with_parent(arm: ArmPlan, parent: ArmPlan) -> ArmPlan:
     if reasons := unfit_settings(arm.plans[0], parent.plans[0]):
         raise UserError(
-            f"arm '{arm.name}' cannot start from the arm '{parent.name}', whose weights do not fit: {reasons}"
+            f"arm '{arm.name}' cannot start from the arm '{parent.name}', whose weights do not fit its plan: {reasons}"
         )
     plans = []
     for plan, before in zip(arm.plans, parent.plans, strict=True):
@@ -505,7 +508,7 @@ def _refuse_twins(arms: Sequence[ArmPlan]) -> None:
     for arm in arms:
         twin = first_with.setdefault(arm.plans[0].hash, arm.label)
         if twin != arm.label:
-            raise UserError(f"the arms '{twin}' and '{arm.label}' have the same plan", "take one of them out")
+            raise UserError(f"the arms '{twin}' and '{arm.label}' have the same plan", "remove one of them")
 
 
 def _refuse_late_scores(study: Study) -> None:
@@ -561,10 +564,10 @@ def _refuse_other_held_out(baseline: Plan, plan: Plan) -> None:
         keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
         shown = "; ".join(f"{key}: {old.get(key)} for the baseline, {new.get(key)} for the arm" for key in keys)
         raise UserError(
-            f"it would be scored against other held-out images than the baseline ({shown})",
+            f"the arm would be scored against other held-out images than the baseline ({shown})",
             "set "
             f"data.{'evaluate_style' if baseline.data.of_scenes else 'evaluate_path'} in the baseline, or put other "
-            "training data into a mixture, with the baseline's data as the source that is evaluated",
+            "training data into a mixture, with the baseline's data as its source for evaluation (evaluate)",
         )
 
 

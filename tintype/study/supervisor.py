@@ -99,7 +99,7 @@ def parse_jobs(given: str | int | None) -> Jobs:
     if text == "auto":
         return "auto"
     if not text.isdecimal() or int(text) < 1:
-        raise UserError(f"{option('jobs', text)} is not a number of runs", "give one of at least 1, or auto")
+        raise UserError(f"{option('jobs', text)} is not a valid number of runs", "give a number of at least 1, or auto")
     return int(text)
 
 
@@ -178,7 +178,7 @@ def run_tasks(
     """
     widest = max(task.plan.run.ranks for task in tasks)
     if not all(map(has_room, tasks)):
-        raise UserError(f"run.ranks is {widest}, and this machine has {torch.cuda.device_count()} GPUs for them")
+        raise UserError(f"run.ranks is {widest}, but this machine has only {torch.cuda.device_count()} GPUs")
     most = min(most_of(jobs), len(tasks))
     threads = max(1, torch.get_num_threads() // most)  # of the host of a GPU; on a CPU, runs set their own number
     named = uuid.uuid4().hex[:12] if round is None else round
@@ -343,7 +343,9 @@ class Supervisor:
         if not self.jobs and self.interrupt.signal is None:
             self.closed |= set(range(self.crew.most))
             for task in self._left():
-                self._note(Message(task.key, "failed", text=f"{reason}, {barren} times before it took a run"))
+                self._note(
+                    Message(task.key, "failed", text=f"{reason}, {barren} times before the worker could start a run")
+                )
 
     def _renew(self, gpu: int) -> None:
         """Make the workers on a GPU save their runs and leave them to new processes, because the GPU has failed in
@@ -395,7 +397,7 @@ class Supervisor:
         if message.state == "failed" and self.interrupt.signal is not None:
             message = replace(message, state="interrupted")
         if message.state == "interrupted" and self.interrupt.signal is None:  # a signal to the worker alone
-            message = replace(message, state="lost", text=f"told to stop, {message.text}")
+            message = replace(message, state="lost", text=f"stopped by a signal, {message.text}")
         self.last[message.key] = message
         self.on_message(message)
 

@@ -37,10 +37,10 @@ def check_version(out: Path) -> None:
     if begun and begun.get("numerics") != tintype.NUMERICS:
         commit = f", commit {begun['commit']}" if begun.get("commit") else ""
         raise UserError(
-            f"{out} was begun by tintype {begun.get('tintype')}{commit}, whose training computes other numbers (its "
-            f"NUMERICS is {begun.get('numerics')}, here it is {tintype.NUMERICS}): its runs and new ones could not be "
-            "compared",
-            f"use that version, or begin again in another {option('out')}",
+            f"{out} was started with tintype {begun.get('tintype')}{commit}, whose training gives other numbers "
+            f"(NUMERICS {begun.get('numerics')}, but {tintype.NUMERICS} in this version), so its runs could "
+            f"not be compared with new runs",
+            f"use that version of tintype, or start again in another {option('out')}",
         )
 
 

@@ -308,14 +308,14 @@ class Worker:
             if self._wait_for_room(task):
                 leases.note_death(name, newest.process.pid, NO_ROOM)
         elif newest.ended is None:
-            self._send(Message(task.key, "died", text=f"its ranks ended with exit code {ranks.returncode}"))
+            self._send(Message(task.key, "died", text=f"the ranks of the run ended with exit code {ranks.returncode}"))
         elif newest.ended["state"] in (*ENDED, "died"):
             self._mine |= {name} if newest.ended["state"] in ENDED else set()
             self._send(message_of(task, newest))
 
     def _try(self, task: Task, lease: Lease, grant: Grant | None) -> Message:
         if self._unborn[task.plan.hash] >= _MOST_UNBORN:
-            return Message(task.key, "failed", text="its ranks did not start; see their log in launch/")
+            return Message(task.key, "failed", text="the ranks of the run did not start; see their log in launch/")
         deaths = deaths_in(lease.before, lease.claim.about)
         if len(deaths) > task.retries:
             tried = "" if len(deaths) == 1 else f" {len(deaths)} times in a row"

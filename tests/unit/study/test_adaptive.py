@@ -203,9 +203,9 @@ def test_planned_looks_cannot_be_changed_once_one_was_made(study: Study, tmp_pat
     out = tmp_path / "out"
     run(study_with(tmp_path, "seeds={first: 3, most: 16}"), out, Writer(stop_after=2))
     run(study, out, Writer(EFFECTS))  # nothing had been read
-    with pytest.raises(UserError, match="was read with other planned seeds"):
+    with pytest.raises(UserError, match="has results that were read with other planned seeds"):
         run(study_with(tmp_path, "seeds={first: 4, most: 32}"), out, Writer(EFFECTS))
-    with pytest.raises(UserError, match="was read with other planned seeds"):
+    with pytest.raises(UserError, match="has results that were read with other planned seeds"):
         run(study_with(tmp_path, "seeds=[0, 1, 2, 3]"), out, Writer(EFFECTS))
 
 
@@ -213,7 +213,7 @@ def test_what_a_study_asks_cannot_be_changed_once_it_was_read(study: Study, tmp_
     out, change = tmp_path / "out", "analysis={margin: 10%}"
     run(study_with(tmp_path, "seeds={first: 4, most: 16}", change), out, Writer(stop_after=2))
     run(study, out, Writer(EFFECTS))  # nothing had been read
-    with pytest.raises(UserError, match="was read before this was changed"):
+    with pytest.raises(UserError, match="has results that were read before this change"):
         run(study_with(tmp_path, "seeds={first: 4, most: 16}", change), out, Writer(EFFECTS))
 
 
@@ -288,7 +288,7 @@ def test_looks_that_are_not_recorded_give_no_error_back(tmp_path: Path) -> None:
     added = row_of(results_of(run(arms_only(tmp_path, "weak", "strong"), out, writer)), "strong")
     assert added.look == 2 and added.level == pytest.approx(1 - 0.05 * 0.1 * 0.8)
     (out / "looks.json").unlink()
-    with pytest.raises(UserError, match="was read with other settings of weak"):
+    with pytest.raises(UserError, match="has results that were read with other settings of weak"):
         run(study_with(tmp_path, "seeds=[0, 1, 2, 3]", "arms=[{name: weak, set: [optimizer.lr=0.5]}]"), out, writer)
 
 
@@ -310,7 +310,7 @@ def test_an_arm_that_was_looked_at_keeps_its_settings(tmp_path: Path) -> None:
     out, changed = tmp_path / "out", "arms=[{name: weak, set: [optimizer.lr=0.5]}]"
     run(arms_only(tmp_path, "weak", "nothing"), out, Writer(stop_after=2))
     run(study_with(tmp_path, "seeds=[0, 1, 2, 3]", changed), out, Writer())  # nothing had been read
-    with pytest.raises(UserError, match="was read with other settings of weak, and the study"):
+    with pytest.raises(UserError, match="has results that were read with other settings of weak; an arm"):
         run(arms_only(tmp_path, "weak", "nothing"), out, Writer())
     renamed = changed.replace("weak", "weaker")
     results = results_of(run(study_with(tmp_path, "seeds=[0, 1, 2, 3]", renamed), out, Writer()))
@@ -320,7 +320,7 @@ def test_an_arm_that_was_looked_at_keeps_its_settings(tmp_path: Path) -> None:
 def test_planned_looks_have_nothing_left_for_arms_that_are_added(tmp_path: Path) -> None:
     out, plan = tmp_path / "out", "{first: 4, most: 8}"
     both = results_of(run(arms_only(tmp_path, "strong", "nothing", seeds=plan), out, Writer(EFFECTS)))
-    with pytest.raises(UserError, match="was read without weak, and its planned looks share all"):
+    with pytest.raises(UserError, match="has results that were read without weak, and the arms of the planned looks"):
         run(arms_only(tmp_path, "strong", "weak", "nothing", seeds=plan), out, Writer(EFFECTS))
     fewer = results_of(run(arms_only(tmp_path, "nothing", seeds=plan), out, Writer(EFFECTS)))
     assert row_of(fewer, "nothing").level == row_of(both, "nothing").level

@@ -52,7 +52,7 @@ def study(text: str = TEXT) -> Study:
     [
         ("[[muon + rep, muon]]", "compare.0: unknown arm 'muon + rep'; did you mean 'muon + repa'?"),
         ("[[muon, muon]]", "compare.0: 'muon' against itself"),
-        ("[[muon, baseline]]", "every arm is compared with the baseline anyway"),
+        ("[[muon, baseline]]", "every arm is compared with the baseline without this setting"),
         ("[[control, muon]]", "the control is the baseline with other seeds"),
         ("[[muon + repa, muon], [muon, muon + repa]]", "muon and muon + repa are compared by compare.0 already"),
         ("[[muon]]", "compare.0: give two arms, as [FIRST, SECOND]"),

@@ -124,8 +124,11 @@ def test_techniques_that_exclude_each_other_are_refused_by_both_names() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (TEXT.replace("  - [x-prediction]\n", ""), "is the only factor; give another, or put it into arms"),
-        (TEXT + "arms: [{techniques: [x-prediction]}]\n", "'x-prediction' is one of its combinations already"),
+        (TEXT.replace("  - [x-prediction]\n", ""), "is the only factor; add another, or put this one into arms"),
+        (
+            TEXT + "arms: [{techniques: [x-prediction]}]\n",
+            "the arm 'x-prediction' has the same name as a combination of factors",
+        ),
     ],
 )
 def test_a_factorial_needs_two_factors_and_arms_of_its_own(text: str, message: str) -> None:

@@ -189,7 +189,10 @@ def test_a_report_can_leave_the_data_out(finished: Path) -> None:
     prompts = read_results_file(finished / "results.json").resolution.prompts
     assert all(prompt in (finished / "report.html").read_text() for prompt in prompts)
     shown = CliRunner().invoke(app, ["report", str(finished), "--without-data"]).stdout
-    assert f"{finished / 'runs'} still have them, study.yaml and the baselines still name paths" in shown
+    assert (
+        f"{finished / 'runs'} still contain images and captions, study.yaml and the baselines still contain paths"
+        in shown
+    )
     found = read_results_file(finished / "results.json").resolution
     assert found.prompts == [f"prompt {number}" for number in range(1, len(prompts) + 1)] and not found.real_previews
     for file in ("report.html", "report.md", "results.json"):
@@ -202,7 +205,7 @@ def test_a_study_records_the_commands_that_worked_on_it(finished: Path, monkeypa
     """Once each: a command that is repeated resumes the study. A report made later has them too."""
     assert read_results_file(finished / "results.json").commands == []  # it was not started by a command line
     monkeypatch.setattr("tintype.study.lab.run_tasks", lambda *arguments: {})  # nothing is left to run
-    first, second = ["tintype", "ablate", "a study.yaml"], ["tintype", "ablate", "a study.yaml", "--jobs", "2"]
+    first, second = (["tintype", "ablate", "a study.yaml"], ["tintype", "ablate", "a study.yaml", "--jobs", "2"])
     for argv in (first, second, first):
         assert not run_study(stored_study(finished), finished, 1, argv=argv).failed
     report_study(finished)
@@ -378,7 +381,7 @@ def scaled_alone(folder: Path) -> Path:
     ("change", "message"),
     [
         ("resolutions=[{name: fine, set: [model.patch=1]}, {name: coarse}]", "baseline at the resolution fine"),
-        ("set=[train.batch=2]", "study of another baseline at the resolution coarse"),
+        ("set=[train.batch=2]", "with another baseline at the resolution coarse"),
         ("resolutions=[{name: a, set: [model.patch=1]}, {name: b, set: [model.patch=8]}]", "another baseline \\("),
     ],
 )

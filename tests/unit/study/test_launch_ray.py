@@ -63,7 +63,7 @@ class FakeRay:
 
     def get(self, task: int) -> None:
         if task in self.failing or task in self.cancelled:
-            raise RayError("of ray\nit ended with exit code 2")
+            raise RayError("of ray\nthe worker ended with exit code 2")
 
     def cancel(self, task: int) -> None:
         self.cancelled.append(task)
@@ -90,7 +90,7 @@ def test_without_ray_the_error_names_the_extra(study: Path, monkeypatch: pytest.
 def test_the_address_is_for_ray_alone(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="leave it out with --on slurm"):
         choose_launcher("slurm", "head:6379")
-    with pytest.raises(UserError, match="no cluster at nowhere:1: could not connect"):
+    with pytest.raises(UserError, match="no Ray cluster answers at nowhere:1: could not connect"):
         launch(FakeRay(), Crew(study, 1), monkeypatch, "nowhere:1")
 
 

@@ -62,7 +62,7 @@ def test_a_study_without_control_has_no_control_seeds() -> None:
     [
         ("{first: 4, most: 2}", "seeds: first is 4 and most is 2"),
         ("{first: 4, most: 16, looks: [4, 8]}", r"seeds: looks must begin with first \(4\) and end with most \(16\)"),
-        ("{first: 4, most: 16, looks: [4, 8, 8, 16]}", "seeds: looks must grow"),
+        ("{first: 4, most: 16, looks: [4, 8, 8, 16]}", "seeds: looks must increase"),
         ("{first: 1, most: 4}", r"seeds\.first: must be at least 2"),
         ("{first: 4, most: 16, look: [4]}", r"seeds\.look: unknown key; did you mean 'looks'"),
         ("3", r"seeds: give a list, as \[0, 1, 2\], or a plan of looks, as {first: 4, most: 16}"),
@@ -81,7 +81,7 @@ def test_a_study_with_planned_looks_chooses_the_seeds_of_its_control() -> None:
         "short-captions": [0, 15],
         "x-prediction": [0, 15],
     }
-    with pytest.raises(UserError, match=r"control_seeds: with seeds {first, most} the control's seeds are chosen"):
+    with pytest.raises(UserError, match=r"control_seeds: with seeds {first, most}, the control's seeds are chosen"):
         load_study("pocket", ["seeds={first: 4, most: 16}"])
 
 

@@ -85,7 +85,7 @@ def test_what_does_not_fit_is_left_out_or_refused(folder: Path, tmp_path: Path) 
     assert found.studies == ["first", "second"] and "NUMERICS 7, here it is 1" in found.left_out[0]
     with pytest.raises(UserError, match="no two of these studies"):
         pool_studies([folder / "first", other])
-    with pytest.raises(UserError, match="two studies or more"):
+    with pytest.raises(UserError, match="at least two studies"):
         pool_studies([folder / "first"])
     with pytest.raises(UserError, match="no arm 'nothing' is in two"):
         pool_studies([folder / "first", folder / "second"], ["nothing"])
@@ -96,6 +96,6 @@ def test_the_command_shows_it_and_has_it_as_json(folder: Path) -> None:
     shown = CliRunner().invoke(app, ["pool", *paths], env={"COLUMNS": "160"}).output
     text = " ".join(shown.split())
     assert "strong: 8 runs of the arm, 16 of the baseline." in text and "together" in text and "better" in text
-    assert "shares no error with the verdicts of the single studies" in text
+    assert "without correction for other comparisons" in text
     found = json.loads(CliRunner().invoke(app, ["pool", *paths, "--json"]).stdout)
     assert found["arms"][0]["metrics"][0]["verdict"] == "better"

@@ -379,11 +379,11 @@ def test_a_baseline_of_zero_has_no_relative_effect(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("effect", "seeds", "metric", "arms", "message"),
     [
-        ("0", 3, None, 3, "give a size above zero"),
-        ("0%", 3, None, 3, "give a size above zero"),
-        ("-5%", 3, None, 3, "give a size above zero"),
-        ("nan", 3, None, 3, "give a size above zero"),
-        ("five", 3, None, 3, "write it as 5%"),
+        ("0", 3, None, 3, "give a positive size"),
+        ("0%", 3, None, 3, "give a positive size"),
+        ("-5%", 3, None, 3, "give a positive size"),
+        ("nan", 3, None, 3, "give a positive size"),
+        ("five", 3, None, 3, "write a percentage of"),
         ("5%", 1, None, 3, "--seeds 1 is too small; give 2 or more"),
         ("5%", 3, None, 0, "--arms 0 is too small; give 1 or more"),
         ("5%", 3, "recal", 3, "unknown metric 'recal'; did you mean 'recall'"),

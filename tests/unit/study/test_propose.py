@@ -147,14 +147,14 @@ def test_the_same_plan_under_another_name_gets_the_recorded_answer(out: Path) ->
 @pytest.mark.parametrize(
     ("arm", "message"),
     [
-        ("lucky=seed=7", "another seed is not a change"),
+        ("lucky=seed=7", "another seed is not a valid change"),
         ("lucky=run.threads=2", "are the same for all arms of a study"),
         ("same=optimizer.lr=1e-3", "changes nothing"),
         ("mine=optimizer.lr=0.01", "the arms 'old' and 'mine' have the same plan"),
-        ("old=optimizer.lr=0.02", "has an arm of this name"),
-        ("optimizer.lr=0.02", "give a name and what it changes"),
+        ("old=optimizer.lr=0.02", "already has an arm with this name"),
+        ("optimizer.lr=0.02", "give a name and a change"),
         ("x=wrong", "unknown technique 'wrong'"),
-        ("x=", "give a name and what it changes"),
+        ("x=", "give a name and a change"),
     ],
 )
 def test_what_is_no_arm_is_refused_and_spends_nothing(out: Path, arm: str, message: str) -> None:
@@ -165,7 +165,7 @@ def test_what_is_no_arm_is_refused_and_spends_nothing(out: Path, arm: str, messa
 
 def test_a_name_that_is_taken_by_another_plan_is_refused(out: Path) -> None:
     ask(out, "one=optimizer.lr=0.02")
-    with pytest.raises(UserError, match="proposal 1 has this name and another plan"):
+    with pytest.raises(UserError, match="proposal 1 has this name, but another plan"):
         ask(out, "one=optimizer.lr=0.03")
 
 

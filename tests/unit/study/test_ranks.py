@@ -49,7 +49,7 @@ def test_a_file_tells_the_ranks_all(task: Task, tmp_path: Path, monkeypatch: pyt
 
 def test_the_ranks_train_under_the_lease_and_leave_the_scores(task: Task, tmp_path: Path) -> None:
     message = train_rank(ranked(task, tmp_path), ALONE, Interrupt())
-    assert message is not None and message.text == "trained and not yet scored"
+    assert message is not None and message.text == "trained, but not yet scored"
     (claim,) = Leases(tmp_path / "leases").history(task.plan.hash)
     assert (claim.ended or {})["step"] == task.plan.train.steps and claim.about["round"] == "round"
     assert not is_settled(task, PROTOCOL)
@@ -114,7 +114,7 @@ def test_a_worker_leaves_runs_that_need_more_gpus_to_others(
     assert not has_room(task)
     Worker(tmp_path / "leases", PROTOCOL, Interrupt(), lambda message: None, "round").work([task], wait=False)
     assert not (tmp_path / "leases").exists()
-    with pytest.raises(UserError, match=r"run.ranks is 2, and this machine has 1 GPUs"):
+    with pytest.raises(UserError, match=r"run.ranks is 2, but this machine has only 1 GPUs"):
         supervisor.run_tasks([task], PROTOCOL, 1, Interrupt(), lambda message: None)
 
 

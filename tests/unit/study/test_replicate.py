@@ -399,5 +399,5 @@ def test_a_study_that_is_not_finished_or_of_other_numerics_replicates_nothing(tm
         replicate_from(out, other)
     content["arms"][0]["runs"][0]["state"] = "missing"
     write_checked(other / "results.json", content)
-    with pytest.raises(UserError, match="1 of its runs are missing"):
+    with pytest.raises(UserError, match="1 runs of that study are missing"):
         replicate_from(out, other)

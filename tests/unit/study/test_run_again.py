@@ -163,7 +163,10 @@ def test_a_missing_tokenizer_of_a_stored_study_has_the_command_that_makes_it(tmp
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["train", "FOLDER"], r"is the folder of a study; its baseline's plan is .*baseline\.yaml.*`tintype ablate"),
+        (
+            ["train", "FOLDER"],
+            r"is the folder of a study; the plan of its baseline is .*baseline\.yaml.*`tintype ablate",
+        ),
         (["ablate", "FOLDER/.."], r"is a folder, but not the folder of a study \(no study\.yaml\)"),
         (["sample", "FOLDER/study.yaml", "a ball"], r"is a file; give the folder of a run, or of a study with --arm"),
     ],

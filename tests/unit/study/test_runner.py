@@ -153,7 +153,9 @@ def test_a_score_that_is_not_finite_makes_the_run_a_diverged_one(
     nan = torch.full((8, 2), torch.nan, dtype=torch.float64)
     monkeypatch.setattr("tintype.metrics.validation.batch_errors", lambda *arguments: nan)
     last = run_task(task, PROTOCOL, Interrupt(), lambda message: None)
-    assert last.state == "diverged" and "the model has diverged; not finite: validation_loss" in last.text
+    assert (
+        last.state == "diverged" and "the model has diverged; these scores are not finite: validation_loss" in last.text
+    )
 
 
 def test_scores_along_training_resume_after_an_interrupt_and_are_taken_once(tmp_path: Path) -> None:

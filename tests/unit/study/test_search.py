@@ -132,7 +132,10 @@ def test_draws_fill_a_range_evenly_on_its_scale() -> None:
 @pytest.mark.parametrize(
     ("assignment", "message"),
     [
-        ("tune_by={kind: grid}", "optimizer.lr is a range; give a list, or tune_by"),
+        (
+            "tune_by={kind: grid}",
+            "optimizer.lr is a range, which the kind grid cannot search; give a list of values, or tune_by",
+        ),
         ("tune_by={kind: random}", "kind random needs trials"),
         ("tune_by={kind: grid, trials: 4}", "a grid tries all values"),
         ("tune_by={kind: random, trials: 4, sampler: cmaes}", "sampler: it belongs to kind optuna"),
@@ -141,11 +144,14 @@ def test_draws_fill_a_range_evenly_on_its_scale() -> None:
         ("tune={optimizer.lr: {log_uniform: [0, 1e-4]}}", "the ends must be above zero"),
         ("tune={optimizer.lr: {uniform: [0, 1], integer: [1, 2]}}", "give one of log_uniform, uniform"),
         ("tune={optimizer.lr: 1}", "give a list of values, or a range"),
-        ("tune={optimizer.lr: [1e-3, 1e-2]}", "there are only 2 different choices, and tune_by has 5 trials"),
+        (
+            "tune={optimizer.lr: [1e-3, 1e-2]}",
+            "there are only 2 different choices of values, but tune_by asks for 5 trials",
+        ),
         ("tune={optimizer.rate: {uniform: [1, 2]}}", "optimizer.rate: unknown key"),
         ("tune={seed: {integer: [1, 9]}}", "tune: seed: seed, data, run are the same for all arms"),
         ("arms=[{techniques: ['muon:lr=1e-3']}]", "it sets optimizer.lr itself, .* among log_uniform"),
-        ("tune_seeds=[1]", "tune_seeds: 1 is among seeds or control_seeds"),
+        ("tune_seeds=[1]", "tune_seeds: 1 is also in seeds or control_seeds"),
     ],
 )
 def test_a_sweep_that_makes_no_sense_is_refused(tmp_path: Path, assignment: str, message: str) -> None:

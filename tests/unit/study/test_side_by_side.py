@@ -208,13 +208,13 @@ def test_what_is_no_run_is_refused_with_the_reason(place: Path, tmp_path: Path) 
     (tmp_path / "passed-on" / "study.yaml").write_text("name: passed-on\n")
     cases = {
         str(tmp_path / "nowhere"): "does not exist; give the folder of a run",
-        str(tmp_path / "empty"): "is not a run: it has no plan.yaml",
+        str(tmp_path / "empty"): "is not a run: plan.yaml is missing",
         str(place / "plan.yaml"): "is a file; give the folder of a run",
         str(study): f"is a study; name one of its runs:\n  {study}:baseline:0\n  {study}:muon:0",
-        f"{study}:muno": "has no such arm; did you mean 'muon'?",
+        f"{study}:muno": "has no arm with this name; did you mean 'muon'?",
         f"{study}:muon:7": "--arm-seed 7: arm 'muon'",
         str(place / "b" / ".." / "a"): "is the same run as",
-        f"{tmp_path / 'passed-on'}:muon": "has no runs, only their results",
+        f"{tmp_path / 'passed-on'}:muon": "contains only the results of runs, not the runs themselves",
     }
     for name, words in cases.items():
         with pytest.raises(UserError) as refused:

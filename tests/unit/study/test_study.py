@@ -70,7 +70,7 @@ def test_a_study_with_a_fine_tune_says_before_it_runs_where_copies_are_not_measu
 ) -> None:
     found = load_study(name, [f"evaluation.metrics={metrics}"] if metrics else [])
     texts = " ".join(note.text for note in notes_before(found, tmp_path))
-    note = "Copies of training images are not measured, though sft may learn few images by heart"
+    note = "Copies of training images are not measured, though sft may memorise a small set of images"
     assert (note in texts) == said
 
 
@@ -122,7 +122,7 @@ def test_the_study_of_optimizers_has_both_at_three_rates_and_each_rounding(name:
         (
             "arms:",
             "analysis:\n  margins: {kid: x}\narms:",
-            "line 7: analysis: margins: kid: x is not the size of a change; write it as 5%",
+            "line 7: analysis: margins: kid: x is not a valid size of a difference; write a percentage of",
         ),
         ("arms:", "evaluation: {encoders: [dino]}\narms:", "unknown kind 'dino'; did you mean"),
         ("recipe: pocket", "recipe: pocket\nset: [objective.kind=x-prediction]", "changes nothing"),
@@ -165,7 +165,7 @@ def test_an_arm_may_override_settings_of_the_baseline_before_its_techniques() ->
         ("set: [seed=3, optimizer.lr=1e-3]", "seed=3: seed, data, run are the same for all arms of a study"),
         ("set: [run.device=cpu]", "run.device=cpu: seed, data, run are the same"),
         ("set: [data.size_px=32]", "data.size_px=32: seed, data, run are the same"),
-        ("name: idle", "an arm needs techniques, or overrides of the baseline in set"),
+        ("name: idle", "an arm must have techniques, or overrides of the baseline (set)"),
     ],
 )
 def test_bad_overrides_of_an_arm_are_refused_in_words(new: str, message: str) -> None:
@@ -250,7 +250,7 @@ def test_the_studys_own_overrides_come_before_those_of_a_resolution() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("  - {name: coarse, set: [model.patch=8]}\n", "", "'fine' is the only one; give another"),
+        ("  - {name: coarse, set: [model.patch=8]}\n", "", "'fine' is the only resolution; add another"),
         ("name: coarse", "name: fine", "two resolutions are called fine"),
         ("name: coarse", "name: so coarse", "resolutions.1.name: must have small letters"),
         ("model.patch=8", "model.patch=2", "the resolutions 'fine' and 'coarse' both have 64 tokens"),
@@ -296,7 +296,7 @@ def test_primary_metrics_are_those_that_the_data_can_have() -> None:
     assert primary(text) == ("scene_accuracy", "fd_scenes")
     assert primary(store + encoders) == ("kid_inception", "kid_vgg16")
     assert primary(store + encoders + "primary: [validation_loss]\n") == ("validation_loss",)
-    with pytest.raises(UserError, match="'scene_accuracy' exists for the embedded scenes only"):
+    with pytest.raises(UserError, match="'scene_accuracy' exists only for the embedded scenes"):
         primary(store + encoders + "primary: [scene_accuracy]\n")
     with pytest.raises(UserError, match="the resolutions have data of several kinds"):
         primary(text + "resolutions: [{name: a}, {name: b, set: ['data={kind: store, path: DIR}']}]\n")
@@ -330,7 +330,7 @@ def test_score_at_is_no_part_of_a_plan() -> None:
         ("score_at=[-3]", "score_at: -3 is neither"),
         ("score_at=[half]", "score_at"),
         ("score_at=[0.5, 900000]", "score_at: step 900,000 comes after the last step of arm 'baseline'"),
-        ("score_count=64", "score_count is the number of images of the scores at score_at, which is empty"),
+        ("score_count=64", "score_count sets the number of images for the scores at score_at, but score_at is empty"),
     ],
 )
 def test_score_at_that_means_nothing_is_refused(given: str, message: str) -> None:

@@ -90,7 +90,7 @@ def test_a_worker_that_never_takes_a_run_fails_what_is_left(tmp_path: Path, monk
     started = crew_of(tasks, [1] * 9, monkeypatch)
     last = supervisor.run_tasks(tasks, PROTOCOL, 1, Interrupt(), lambda message: None)
     assert len(started) == 3 and {message.state for message in last.values()} == {"failed"}
-    assert "exit code 1, 3 times before it took a run" in last[tasks[0].key].text
+    assert "exit code 1, 3 times before the worker could start a run" in last[tasks[0].key].text
 
 
 def test_workers_that_a_signal_ends_while_they_import_have_not_failed(

@@ -85,14 +85,17 @@ def test_the_baseline_and_each_arm_get_the_same_values_and_seeds(tmp_path: Path)
 @pytest.mark.parametrize(
     ("assignment", "message"),
     [
-        ("tune_seeds=[1]", "tune_seeds: 1 is among seeds or control_seeds"),
-        ("tune_seeds=[5]", "tune_seeds: 5 is among seeds or control_seeds"),
+        ("tune_seeds=[1]", "tune_seeds: 1 is also in seeds or control_seeds"),
+        ("tune_seeds=[5]", "tune_seeds: 5 is also in seeds or control_seeds"),
         ("tune_seeds=[9, 9]", "tune_seeds: 9 is given twice"),
         ("tune={optimizer.lr: [1e-3, 1e-3]}", "tune: optimizer.lr: 0.001 is given twice"),
         ("tune={optimizer.lr: [1e-3]}", "must have 2 or more values"),
         ("tune={optimizer.rate: [1.0, 2.0]}", r"tune optimizer.rate=1.0: optimizer.rate: unknown key"),
         ("tune={data.count: [24, 48]}", "tune: data.count: seed, data, run are the same for all arms"),
-        ("arms=[{techniques: ['muon:lr=1e-3']}]", "it sets optimizer.lr itself, to 0.001, .* leave it out of the arm"),
+        (
+            "arms=[{techniques: ['muon:lr=1e-3']}]",
+            "the arm sets optimizer.lr itself, to 0.001, .* leave optimizer.lr out of the arm",
+        ),
         ("arms=[{set: [optimizer.lr=1e-3], techniques: [muon]}]", "it sets optimizer.lr itself"),
         ("arms=[{techniques: ['sft:from=arm:baseline,lr=1e-4']}]", "it starts from the arm 'baseline'"),
     ],
@@ -105,7 +108,7 @@ def test_a_study_that_cannot_be_tuned_fairly_is_refused(tmp_path: Path, assignme
 def test_a_grid_that_explodes_is_refused_with_its_size(tmp_path: Path) -> None:
     rates = "[1e-5, 2e-5, 3e-5, 4e-5, 5e-5, 6e-5, 7e-5, 8e-5]"
     grid = f"tune={{optimizer.lr: {rates}, train.clip_norm: [1.0, 2.0, 3.0, 4.0]}}"
-    with pytest.raises(UserError, match=r"tune: 96 runs for each arm \(8 × 4 values × 3 seeds\), and at most 64"):
+    with pytest.raises(UserError, match=r"tune: 96 runs for each arm \(8 × 4 values × 3 seeds\), but at most 64"):
         study_of(tmp_path, grid, "tune_seeds=[10, 11, 12]")
     assert len(study_of(tmp_path, grid, "tune_seeds=[10, 11]").arms[0].candidates) == 32
 

@@ -63,7 +63,9 @@ def test_margins_are_of_the_metric_or_of_all_relative_or_in_its_unit() -> None:
     ):
         row = row_of(around(0.56), usual(0.55), SHARE, **analysis)
         assert row.verdict == "same" and row.margin == pytest.approx(0.11, rel=0.01)
-    with pytest.raises(ValidationError, match=r"margin three is not the size of a change; write it as 5%"):
+    with pytest.raises(
+        ValidationError, match=r"margin three is not a valid size of a difference; write a percentage of"
+    ):
         AnalysisSettings(margin="three")
 
 

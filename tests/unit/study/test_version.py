@@ -80,7 +80,7 @@ def test_the_message_names_the_version_that_began_the_study(study: Study, tmp_pa
     prepare_study(study, tmp_path / "out")
     edit_json(tmp_path / "out" / VERSION, lambda content: content.update(commit="abc", numerics=7))
     with pytest.raises(
-        UserError, match=r"begun by tintype 0.*, commit abc.*NUMERICS is 7, here it is 1.*another --out"
+        UserError, match=r"started with tintype 0.*, commit abc.*NUMERICS 7, but 1 in this version.*another --out"
     ):
         check_version(tmp_path / "out")
     (tmp_path / "out" / VERSION).unlink()

@@ -24,7 +24,7 @@ def choose_launcher(name: str, address: str = "") -> Launcher:
         return Ray(address)
     if address:
         raise UserError(
-            f"{option('address', address)} is the address of a Ray cluster", f"leave it out with {option('on', name)}"
+            f"{option('address', address)} applies only to Ray clusters", f"leave it out with {option('on', name)}"
         )
     if kind == "slurm" and not where:
         return Slurm()

@@ -59,7 +59,9 @@ def run_program(command: Sequence[str]) -> str:
     try:
         done = subprocess.run(command_with_parent(command), capture_output=True, text=True, check=False)
     except OSError as error:
-        raise UserError(f"cannot run {command[0]}: {error.strerror}", "is it installed here?") from None
+        raise UserError(
+            f"cannot run {command[0]}: {error.strerror}", "check that the program is installed on this machine"
+        ) from None
     if done.returncode:
         words = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
         raise UserError(f"`{shlex.join(command)}` failed: {words}")

@@ -62,7 +62,7 @@ class Ray:
             yield "the workers were told to stop, and have saved; the same command resumes"
             raise SystemExit(128 + told[0])
         if failed:
-            raise UserError(f"{failed} of {crew.workers} workers failed; {crew.log('ray-N')} has their output")
+            raise UserError(f"{failed} of {crew.workers} workers failed; their output is in {crew.log('ray-N')}")
 
 
 def _import_ray() -> Any:
@@ -78,7 +78,8 @@ def _connect(ray: Any, address: str) -> None:
         ray.init(address=address or None, log_to_driver=False, logging_level="error")
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise UserError(
-            f"{option('on', 'ray')}: no cluster at {address or 'this machine'}: {' '.join(str(error).split())}"
+            f"{option('on', 'ray')}: no Ray cluster answers at {address or 'this machine'}: "
+            f"{' '.join(str(error).split())}"
         ) from None
 
 
@@ -142,6 +143,6 @@ def run_worker(command: str, log: str, folder: str) -> None:
         worker.wait()
         raise
     if worker.returncode < 0 or worker.returncode == _TOLD:
-        raise KilledWorkerError(f"it ended with exit code {worker.returncode}")
+        raise KilledWorkerError(f"the worker ended with exit code {worker.returncode}")
     if worker.returncode:
-        raise FailedWorkerError(f"it ended with exit code {worker.returncode}; {log} says why")
+        raise FailedWorkerError(f"the worker ended with exit code {worker.returncode}; {log} says why")
