@@ -67,7 +67,7 @@ class EdgesSettings(LossPart):
     any_shape: ClassVar[bool] = True  # it takes images of several shapes in one run
 
     kind: Literal["edges"] = "edges"
-    weight: float = Field(0.1, gt=0, description="Its weight in the sum of the losses")
+    weight: float = Field(0.1, gt=0, description="Weight of this term in the sum of the losses")
 
     def build(self, context: LossContext) -> Edges:
         return Edges()
@@ -190,7 +190,9 @@ class EverySecondSettings(RoutePart):
 
     def check(self, plan: PlanView) -> None:
         if self.block > plan.model.depth:
-            raise ValueError(f"every-second: there is no block {self.block}, for model.depth is {plan.model.depth}")
+            raise ValueError(
+                f"every-second: block {self.block} does not exist, since model.depth is {plan.model.depth}"
+            )
         if any(rows * columns % 2 for rows, columns in plan.token_grids):
             raise ValueError("every-second: the number of tokens is odd; change model.patch or the images' sizes")
 

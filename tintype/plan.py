@@ -64,57 +64,61 @@ UNHASHED = "run"
 class Plan(Named):
     """Everything that decides what a run learns, one field per seam. Settings that PRX has default to PRX's values."""
 
-    seed: int = Field(0, ge=0, description="Seed of the weights, the data order, noise, time and dropout")
+    seed: int = Field(0, ge=0, description="Seed of the initial weights, the data order, noise, times and dropout")
     start: Annotated[StartPart, OneOf(STARTS, "run")] | None = Field(
-        None, description="The run whose weights it starts from; by default they are random"
+        None, description="Run whose weights are the initial weights; null: random weights"
     )
     data: Annotated[DataPart, OneOf(DATA, "scenes")] = Field(
         ScenesSettings(), description="The images and captions for training and scoring the run"
     )
     captions: Annotated[CaptionsPart, OneOf(CAPTIONS, "column")] = Field(
-        ColumnSettings(), description="Which caption of its image a training sample reads"
+        ColumnSettings(), description="Which of an image's captions a training sample reads"
     )
     text: TextChoice = Field(WordsSettings(), description="The text encoder: trained with the model, or frozen")
     tokenizer: TokenizerChoice = Field(
-        PixelsSettings(), description="The space of the denoiser: pixels, or the latents of an autoencoder"
+        PixelsSettings(), description="The space in which the denoiser works: pixels, or the latents of an autoencoder"
     )
-    model: ModelSettings = Field(ModelSettings(), description="The denoiser, PRX's transformer")
+    model: ModelSettings = Field(ModelSettings(), description="The denoiser, which is PRX's transformer")
     objective: Annotated[ObjectivePart, OneOf(OBJECTIVES, "velocity")] = Field(
         VelocitySettings(), description="What the denoiser predicts"
     )
     time: Annotated[TimePart, OneOf(TIMES, "mixture")] = Field(
-        MixtureTime(), description="The density from which training draws t"
+        MixtureTime(), description="Distribution from which training draws the time t"
     )
     noise: Annotated[NoisePart, OneOf(NOISES)] | None = Field(
-        None, description="How training chooses the noise of an image; by default it is random"
+        None, description="How training pairs noise with images; null: at random"
     )
     sampling: SamplingSettings = Field(
-        SamplingSettings(), description="The part of sampling that belongs to the model: the shift of its times"
+        SamplingSettings(),
+        description="Sampling settings that belong to the model: the shift of the times, and the default guidance",
     )
     main_loss: Annotated[MainLossPart, OneOf(MAIN_LOSSES, "square")] = Field(
-        SquareSettings(), description="Function of the velocity's error in the main loss; plugins add kinds"
+        SquareSettings(),
+        description="Function that turns the error of the velocity into the main loss; plugins can add kinds",
     )
     weighting: Annotated[WeightingPart, OneOf(WEIGHTINGS, "min-snr")] | None = Field(
-        None, description="Weight of the loss at each time; null: 1"
+        None, description="Weight of the loss by time t; null: weight 1 at all times"
     )
     route: Annotated[RoutePart, OneOf(ROUTES)] | None = Field(
         None, description="Which tokens skip which blocks in training; null: none"
     )
     losses: tuple[Annotated[LossPart, OneOf(LOSSES)], ...] = Field(
-        (), description="Loss terms beside that of the objective, each kind at most once"
+        (), description="Loss terms in addition to the main loss, each kind at most once"
     )
     tuning: TuningSettings | None = Field(
         None, description="Train the tokenizer's autoencoder with the denoiser (REPA-E); null: it is frozen"
     )
     optimizer: Annotated[OptimizerPart, OneOf(OPTIMIZERS, "adamw")] = Field(
-        AdamWSettings(), description="How gradients become steps"
+        AdamWSettings(), description="The optimizer"
     )
-    train: TrainSettings = Field(TrainSettings(), description="Steps, batch, learning-rate schedule and safeguards")
+    train: TrainSettings = Field(
+        TrainSettings(), description="Number of steps, batch size, learning-rate schedule and safeguards"
+    )
     precision: PrecisionSettings = Field(
-        PrecisionSettings(), description="Number formats of stored weights, matrix products and single operations"
+        PrecisionSettings(), description="Number formats of stored weights, matrix products and selected operations"
     )
     ema: Annotated[AverageSettings, OneOf(AVERAGES, "fixed-decay", by_keys=True)] | None = Field(
-        None, description="Weight average, which is then sampled and scored; null: none"
+        None, description="Average of the weights, used for sampling and scores; null: no average"
     )
     run: RunSettings = Field(
         RunSettings(), description="Housekeeping: device, saving, logging, ranks. Not part of the plan's hash"
@@ -140,13 +144,14 @@ class Plan(Named):
         self.precision.check(self.model)
         if self.model.value_residual and self.route is not None and 0 in self.route.sparse_blocks(0):
             raise ValueError(
-                f"model.value_residual needs the first block's values of all tokens, but '{self.route.kind}' lets some "
-                "skip that block; begin the route at a later block, or leave one of them out"
+                f"model.value_residual needs the first block's values of all tokens, but with "
+                f"'{self.route.kind}' some tokens skip that block. Begin the route at a later block, or leave "
+                f"one of the two out"
             )
         if self.model.class_token and CLASS_TOKEN not in kinds:
             raise ValueError(
-                f"model.class_token is {self.model.class_token}, but no loss gives the denoiser a class token; apply "
-                "the technique reg, or set it to 0"
+                f"model.class_token is {self.model.class_token}, but no loss gives the denoiser a class token; "
+                f"apply the technique reg, or set model.class_token to 0"
             )
         for part in (self.weighting, self.route, *self.losses, self.tuning, self.ema):
             if part:
@@ -173,12 +178,14 @@ class Plan(Named):
                 )
         if not _ascend([*(stage.size_px for stage in stages), size_px]):
             sizes = ", ".join(str(stage.size_px) for stage in stages)
-            raise ValueError(f"train.stages: the sizes ({sizes}) must ascend and stay below data.size_px ({size_px})")
+            raise ValueError(
+                f"train.stages: the sizes ({sizes}) must increase and be smaller than data.size_px ({size_px})"
+            )
         if not _ascend([*(stage.until for stage in stages), steps]):
             ends = ", ".join(str(stage.until) for stage in stages)
             raise ValueError(
-                f"train.stages: the steps at which stages end ({ends}) must ascend and stay below train.steps "
-                f"({steps}): the last stage is that of data.size_px"
+                f"train.stages: the steps at which stages end ({ends}) must increase and be smaller than "
+                f"train.steps ({steps}), since a last stage at data.size_px follows"
             )
         if len(self.data.shapes) > 1:
             self._check_stages_of_shapes()
@@ -192,15 +199,16 @@ class Plan(Named):
                 self.shapes_at_size(stage.size_px)
             except ValueError as error:
                 raise ValueError(
-                    f"train.stages: at {stage.size_px} px, {error} (tokenizer stride × model.patch); leave that shape "
-                    "out of data.buckets, or take a larger size"
+                    f"train.stages: at {stage.size_px} px, {error} (tokenizer stride × model.patch); leave that "
+                    f"shape out of data.buckets, or use a larger size"
                 ) from None
             images = self.train.images_before(stage.until)
             if images % alike:
                 raise ValueError(
-                    f"train.stages: with data.buckets {alike} images in a row have one shape (the least common "
-                    f"multiple of all micro-batches). But the stage until step {stage.until} ends after {images}; let "
-                    f"it end after a multiple of {alike}, or leave `batch` out of the stages"
+                    f"train.stages: with data.buckets, {alike} images in a row have the same shape (the least "
+                    f"common multiple of all micro-batches). The stage until step {stage.until} ends after "
+                    f"{images} images, which is not a multiple of {alike}; change its end, or leave "
+                    f"`batch` out of the stages"
                 )
 
     def _refuse_one_shape(self, setting: str) -> None:
@@ -209,7 +217,7 @@ class Plan(Named):
         stuck = [part.kind for part in parts if not part.any_shape]
         stuck += ["run.latents"] if self.run.latents == "disk" else []
         if stuck:
-            raise ValueError(f"{', '.join(stuck)} needs images of one shape; leave it or {setting} out")
+            raise ValueError(f"{', '.join(stuck)} needs images of the same shape; leave it or {setting} out")
 
     def compute_hash(self) -> str:
         """Return the digest of the resolved plan without housekeeping, which names the run."""
@@ -367,7 +375,7 @@ def plan_from_folder(folder: Path) -> Plan:
     if (folder / "study.yaml").is_file():
         raise UserError(
             f"{folder} is a study",
-            f"choose one of its runs with {option('arm')} and {option('arm-seed')}, or give its folder in "
+            f"choose one of its runs with {option('arm')} and {option('arm-seed')}, or give the run's folder in "
             f"{folder / 'runs'}",
         )
     if folder.is_file():
@@ -375,7 +383,7 @@ def plan_from_folder(folder: Path) -> Plan:
     file = folder / "plan.yaml"
     if not file.is_file():
         raise UserError(
-            f"{folder} is not a run: it has no plan.yaml",
+            f"{folder} is not a run: plan.yaml is missing",
             f"`tintype train RECIPE --out {quote(str(folder))}` makes one",
         )
     if (folder / _EXPORTED).is_file():

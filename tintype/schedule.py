@@ -13,7 +13,7 @@ from tintype.settings import Settings
 def _is_moment(value: int | float) -> int | float:
     if value >= 0 and (isinstance(value, int) or value <= 1):
         return value
-    raise ValueError("give a step as a whole number from 0 on, or as a share of the training from 0.0 to 1.0")
+    raise ValueError("give a step as a whole number of at least 0, or as a share of the training from 0.0 to 1.0")
 
 
 Moment = Annotated[int | float, AfterValidator(_is_moment)]
@@ -34,16 +34,18 @@ class Schedule(Settings):
     """
 
     kind: Literal["constant", "until", "ramp", "fall", "cosine"] = "constant"
-    start: int = Field(0, ge=0, description="The step at which it begins")
-    end: int | None = Field(None, ge=1, description="The step at which it ends")
+    start: int = Field(0, ge=0, description="Step at which the change begins")
+    end: int | None = Field(None, ge=1, description="Step at which the change ends")
 
     @model_validator(mode="after")
     def _consistent(self) -> Schedule:
         if self.kind == "constant":
             if self.start or self.end is not None:
-                raise ValueError("a constant schedule has no start and no end; with both: until, ramp, fall, cosine")
+                raise ValueError(
+                    "a constant schedule has no start and no end; the kinds until, ramp, fall and cosine have both"
+                )
         elif self.end is None:
-            raise ValueError(f"the schedule '{self.kind}' needs its end, a step")
+            raise ValueError(f"the schedule '{self.kind}' needs an end, which is a step")
         elif self.end <= self.start:
             raise ValueError(f"the schedule must end (step {self.end}) after it starts (step {self.start})")
         return self

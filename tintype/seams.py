@@ -71,7 +71,7 @@ class Route:
 
     def __post_init__(self) -> None:
         if not 0 <= self.start < self.end:
-            raise ValueError(f"a route from block {self.start} to {self.end} contains no block")
+            raise ValueError(f"a route from block {self.start} to {self.end} contains no blocks")
 
 
 class _Routed:

@@ -402,45 +402,56 @@ class ModelSettings(Settings):
     """The PRX transformer. The defaults are PRX's small model (1.17B parameters on 16-channel latents)."""
 
     depth: int = Field(16, ge=1, description="Number of blocks")
-    width: int = Field(1792, ge=8, description="Size of a token in the blocks")
-    heads: int = Field(28, ge=1, description="Attention heads; each has width / heads numbers")
-    mlp_ratio: float = Field(3.5, gt=0, description="Inner width of a block's MLP, as a multiple of width")
-    patch: int = Field(2, ge=1, description="Side of a patch in latent pixels")
+    width: int = Field(1792, ge=8, description="Width of a token (embedding size) in the blocks")
+    heads: int = Field(28, ge=1, description="Number of attention heads, each of size width / heads")
+    mlp_ratio: float = Field(3.5, gt=0, description="Hidden width of a block's MLP, as a multiple of width")
+    patch: int = Field(2, ge=1, description="Side of a patch, in latent pixels")
     bottleneck: int | None = Field(
-        None, ge=1, description="Inner size of a two-layer patch embedding; null for one layer"
+        None, ge=1, description="Hidden size of a two-layer patch embedding; null: one layer"
     )
     rope_theta: int = Field(10000, ge=1, description="Base of the rotary position embedding")
-    time_factor: float = Field(1000.0, gt=0, description="t is multiplied by this before its sinusoidal embedding")
-    time_max_period: int = Field(10000, ge=1, description="Longest period of that embedding")
+    time_factor: float = Field(
+        1000.0, gt=0, description="Factor by which t is multiplied before its sinusoidal embedding"
+    )
+    time_max_period: int = Field(10000, ge=1, description="Longest period of the sinusoidal embedding of t")
     resolution_embeds: bool = Field(
-        False, description="Add an embedding of the latents' height and width to that of the time"
+        False, description="Add an embedding of the latents' height and width to the time embedding"
     )
     gate: Literal["gelu", "silu"] = Field(
         "gelu",
-        description="Activation of the MLP's gate: PRX's tanh-GELU, or SiLU (SwiGLU); both have the same weights",
+        description="Activation of the MLP's gate: gelu (tanh-GELU, as in PRX) or silu (SwiGLU); the weights "
+        "are the same",
     )
-    qk_norm: bool = Field(True, description="RMSNorm of queries and keys")
+    qk_norm: bool = Field(True, description="Normalise queries and keys with RMSNorm")
     shared_adaln: bool = Field(
-        False, description="One modulation layer for all blocks with an offset for each, instead of one layer per block"
+        False, description="Share one modulation layer among all blocks, with a learned offset for each block"
     )
     registers: int = Field(
-        0, ge=0, description="Number of learned tokens beside the image's, which are dropped after the last block"
+        0,
+        ge=0,
+        description="Number of learned register tokens, which are added to the image tokens and "
+        "dropped after the last block",
     )
     class_token: int = Field(
-        0, ge=0, description="Width of a teacher's class token that is denoised along with the image; 0: none"
+        0,
+        ge=0,
+        description="Width of a teacher's class token that is denoised together with the image; 0: no class token",
     )
     value_residual: bool = Field(
-        False, description="Mix the first block's values of the image tokens into those of the later blocks"
+        False,
+        description="Mix the attention values of the first block into those of the later blocks, for image tokens",
     )
     compile: bool = Field(
-        False, description="torch.compile, block by block, of a denoiser whose blocks are not run by fused kernels"
+        False, description="Compile the denoiser block by block with torch.compile, unless fused kernels run its blocks"
     )
     kernels: Annotated[Literal["auto", "plain", "fused"], Housekeeping] = Field(
         "auto",
-        description="Blocks by fused kernels (NVIDIA GPUs, compute in bf16), which spare passes over memory and the "
-        "text's padding, or by plain operations, compiled if `compile` is set. auto: fused where they run",
+        description="fused: run the blocks with fused kernels, which save memory traffic and skip the text's "
+        "padding (NVIDIA GPUs, compute in bf16). plain: run PyTorch operations. auto: fused if possible",
     )
-    activation_checkpointing: bool = Field(False, description="Recompute each block in the backward pass")
+    activation_checkpointing: bool = Field(
+        False, description="Recompute each block in the backward pass, which saves memory"
+    )
 
     @property
     def hidden(self) -> int:
@@ -481,7 +492,7 @@ def shift_factor(by: ShiftBy, tokens: int, token_numbers: int | None = None) -> 
         return 1.0
     if by == "dimension":
         if token_numbers is None:
-            raise TypeError("the shift by dimension needs the numbers of a token")
+            raise TypeError("shift_by=dimension needs the number of latent values per token")
         return math.sqrt(tokens * token_numbers / _BASE_NUMBERS)
     if by == "sqrt":
         return math.sqrt(tokens / _BASE_TOKENS)
@@ -495,18 +506,18 @@ class SamplingSettings(Settings):
     shift: float = Field(
         1.0,
         gt=0,
-        description="Shift of the grid of times, t' = s t / (1 + (s - 1) t): above 1, more steps near the noise. "
-        "Independent of time.shift, the shift of the training density",
+        description="Shift s of the sampling times, t' = s t / (1 + (s - 1) t); above 1, more steps are near "
+        "the noise. It is independent of time.shift, the shift of training times",
     )
     shift_by: ShiftBy = Field(
         "none",
-        description="Multiplies shift by a function of the number of tokens: sqrt (1 at 256 tokens), flux (exp of "
-        "FLUX's mu), or dimension (RAE's root of the numbers of an image's latents, 1 at 4096)",
+        description="Factor of shift that depends on the image size: sqrt (root of the number of tokens, 1 at "
+        "256 tokens), flux (exp of FLUX's mu), or dimension (RAE: root of the number of latent values, 1 at 4096)",
     )
 
     guidance: Literal["classifier-free", "self", "path-drop"] = Field(
         "classifier-free",
-        description="Default guidance for sampling the model; evaluations have their own, the same for all arms",
+        description="Default kind of guidance for sampling; an evaluation has its own setting, the same for all arms",
     )
 
     def shift_at(self, tokens: int, token_numbers: int) -> float:
@@ -520,10 +531,13 @@ class StageSettings(Settings):
     size_px: int = Field(
         ge=16,
         le=LARGEST_PX,
-        description="Width and height of square images; other shapes of data.buckets are scaled down with them",
+        description="Width and height of the images in this stage; shapes of data.buckets are scaled down in "
+        "proportion",
     )
-    until: int = Field(ge=1, description="The first step, counted from 0, after this stage")
-    batch: int | None = Field(None, ge=1, description="Images per update in this stage; by default train.batch")
+    until: int = Field(ge=1, description="Step at which this stage ends: the first step after it, counted from 0")
+    batch: int | None = Field(
+        None, ge=1, description="Number of images per update in this stage; by default train.batch"
+    )
 
 
 SKIP_WINDOW_STEPS = 100
@@ -534,39 +548,50 @@ class SpikeSettings(Settings):
     """Criterion for spikes: see `train.skip_spikes`."""
 
     deviations: float = Field(
-        6.0, gt=0, description="Loss or gradient norm this many standard deviations above the mean of the window"
+        6.0,
+        gt=0,
+        description="A step is a spike if its loss or gradient norm is this many standard deviations "
+        "above the mean of the window",
     )
-    window: int = Field(128, ge=4, description="Steps of the window; none is skipped before half of it is filled")
+    window: int = Field(
+        128, ge=4, description="Number of steps in the window; no step is skipped until half of the window is filled"
+    )
 
 
 class TrainSettings(Settings):
-    steps: int = Field(100_000, ge=1, description="Updates of the weights")
-    batch: int = Field(256, ge=1, description="Images per update, over all micro-batches")
+    steps: int = Field(100_000, ge=1, description="Number of updates of the weights")
+    batch: int = Field(256, ge=1, description="Number of images per update, over all micro-batches")
     accumulate: int = Field(1, ge=1, description="Micro-batches per update")
-    warmup_steps: int = Field(1000, ge=0, description="Steps in which the learning rate rises linearly from 0")
-    schedule: Literal["constant", "cosine"] = Field(
-        "constant", description="The learning rate after the warm-up: constant, or falling to 0 along a cosine"
+    warmup_steps: int = Field(
+        1000, ge=0, description="Number of warm-up steps, in which the learning rate rises linearly from 0"
     )
-    clip_norm: float | None = Field(0.2, gt=0, description="Clips the global gradient norm; null for no clipping")
-    most_skips: int = Field(20, ge=1, description="This many skipped steps in a row end the run as diverged")
+    schedule: Literal["constant", "cosine"] = Field(
+        "constant", description="Learning rate after the warm-up: constant, or decreasing to 0 along a cosine"
+    )
+    clip_norm: float | None = Field(
+        0.2, gt=0, description="Global gradient norm to which gradients are clipped; null: no clipping"
+    )
+    most_skips: int = Field(20, ge=1, description="Number of skipped steps in a row at which the run ends as diverged")
     most_skipped: float = Field(
         0.25,
         gt=0,
         le=1,
-        description=f"More than this share of skipped steps, of any {SKIP_WINDOW_STEPS} steps or of the whole run, "
-        "ends it as diverged",
+        description=f"Largest share of skipped steps, in any {SKIP_WINDOW_STEPS} steps and in the whole run; "
+        f"above it, the run ends as diverged",
     )
     most_weight_rms: float | None = Field(
         1000.0,
         gt=0,
-        description="A parameter tensor whose root mean square is larger or not finite ends the run as diverged; null: "
-        "any finite size",
+        description="Largest root mean square of a parameter tensor; above it, or if not finite, the run ends "
+        "as diverged. null: no limit",
     )
     skip_spikes: SpikeSettings | None = Field(
-        None, description="Skip steps whose loss or gradient norm is far above that of the steps before; null: none"
+        None,
+        description="Skip steps whose loss or gradient norm is far above that of earlier steps; null: "
+        "skip only steps that are not finite",
     )
     stages: tuple[StageSettings, ...] = Field(
-        (), description="Sizes of the images in the first steps, stage by stage; the last stage has data.size_px"
+        (), description="Early training stages with smaller images; a last stage at data.size_px follows"
     )
 
     @property
@@ -635,17 +660,19 @@ class IslandSettings(Settings):
     norms: Literal["fp32", "bf16"] = Field("fp32", description="LayerNorm and RMSNorm: statistics and scaling")
     softmax: Literal["fused", "fp32", "bf16"] = Field(
         "fused",
-        description="Scores, softmax and weighted sum of the attention. fused: a kernel with inputs and outputs in the "
-        "type of `compute` and fp32 inside",
+        description="Precision of attention (scores, softmax, weighted sum). fused: a kernel that computes in "
+        "fp32, with inputs and outputs in the type of `compute`",
     )
-    rope: Literal["fp32", "bf16"] = Field("fp32", description="The rotation of queries and keys, and its table")
+    rope: Literal["fp32", "bf16"] = Field(
+        "fp32", description="Precision of the rotation of queries and keys, and of its table"
+    )
     timestep: Literal["fp32", "bf16"] = Field(
-        "fp32", description="t as an input of the denoiser; its sinusoid is then computed in fp32"
+        "fp32", description="Precision of t as an input of the denoiser; the sinusoidal embedding is computed in fp32"
     )
     modulation: Literal["autocast", "fp32", "bf16"] = Field(
         "autocast",
-        description="adaLN: the embedding of the time, scale, shift, gate and the addition to the stream. autocast: "
-        "linear layers in `compute`'s type, the rest in the types of its inputs",
+        description="Precision of adaLN: time embedding, scale, shift, gate and residual addition. autocast: "
+        "linear layers in the type of `compute`, other operations in the type of their inputs",
     )
 
 
@@ -656,22 +683,26 @@ class PrecisionSettings(Settings):
     products. Weights that belong to losses, and weight averages, are always fp32.
     """
 
-    storage: Literal["fp32", "bf16"] = Field("fp32", description="The dtype of the trained weights and their moments")
+    storage: Literal["fp32", "bf16"] = Field(
+        "fp32", description="Type of the stored weights and of the optimizer's moments"
+    )
     rounding: Literal["nearest", "stochastic", "kahan"] = Field(
         "nearest", description="How an updated weight is rounded to bf16"
     )
-    compute: Literal["fp32", "bf16"] = Field("bf16", description="The type of the matrix products")
+    compute: Literal["fp32", "bf16"] = Field("bf16", description="Type of the matrix products")
     gather: Literal["fp32", "bf16"] = Field(
-        "fp32", description="The type in which FSDP2 gathers weights; bf16 halves the traffic and rounds norms' weights"
+        "fp32",
+        description="Type in which FSDP2 gathers weights; bf16 halves the traffic, but also rounds the "
+        "weights of norms",
     )
     matmul: Literal["plain", "fp8"] = Field(
-        "plain", description="How the linear layers of the blocks multiply: in `compute`'s type, or in FP8"
+        "plain", description="Matrix products of the blocks' linear layers: plain (in the type of `compute`) or fp8"
     )
     islands: IslandSettings = Field(
-        IslandSettings(), description="Operations of the denoiser whose precision is chosen one by one"
+        IslandSettings(), description="Islands: operations of the denoiser, each with its own precision"
     )
     loss_scale: float = Field(
-        1.0, gt=0, description="The loss is multiplied by this, the gradients are divided by it before clipping"
+        1.0, gt=0, description="Factor by which the loss is multiplied; the gradients are divided by it before clipping"
     )
 
     def check(self, model: ModelSettings) -> None:
@@ -682,8 +713,8 @@ class PrecisionSettings(Settings):
         ):
             if self.matmul == "fp8" and size % FP8_MULTIPLE:
                 raise ValueError(
-                    f"precision.matmul is fp8, which takes sizes that are multiples of {FP8_MULTIPLE}; {layer} has "
-                    f"{size} ({setting})"
+                    f"precision.matmul is fp8, which needs layer sizes that are multiples of {FP8_MULTIPLE}, "
+                    f"but {layer} has {size} ({setting})"
                 )
 
     def problems(self) -> Iterator[str]:
@@ -704,12 +735,13 @@ class DistributionSettings(Settings):
     """Distribution of a run over the ranks that `torchrun` starts. A single process does not use it."""
 
     kind: Literal["ddp", "fsdp"] = Field(
-        "ddp", description="Weights are replicated on each rank (ddp), or sharded (fsdp: FSDP2)"
+        "ddp", description="ddp: weights are replicated on each rank; fsdp: weights are sharded (FSDP2)"
     )
     shards: int | None = Field(
         None,
         ge=1,
-        description="fsdp: the weights are sharded over this many ranks, and replicated over the others (HSDP)",
+        description="fsdp: number of ranks over which weights are sharded; across groups of that many ranks, "
+        "they are replicated (HSDP)",
     )
     reshard: bool = Field(True, description="fsdp: free a block's gathered weights after its forward pass")
 
@@ -721,12 +753,16 @@ class DistributionSettings(Settings):
 class WatchdogSettings(Settings):
     """Limits after which all ranks that `torchrun` started are ended because one rank is stuck."""
 
-    multiple: float = Field(20.0, ge=1, description="A step may take this many times the median step")
+    multiple: float = Field(
+        20.0,
+        ge=1,
+        description="Longest time of a step before the watchdog ends the run, as a multiple of the median step",
+    )
     floor_minutes: float | None = Field(
         15.0,
         gt=0,
-        description="and at least this long, however short the usual step: compiling, a save and an evaluation count "
-        "as part of their step; null: no watchdog",
+        description="Lower bound of the time limit in minutes, however short the steps are; a step's time "
+        "includes compiling, a save and an evaluation. null: no watchdog",
     )
 
 
@@ -741,64 +777,67 @@ class RunSettings(Settings):
     Housekeeping cannot change what a run learns, so the plan's hash and an arm's diff leave them out.
     """
 
-    device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
+    device: str = Field("auto", description="Device: auto, cpu, cuda or cuda:N")
     threads: int = Field(
         1,
         ge=1,
-        description="Compute threads on the CPU. Results are bit-exact for one number of them, "
-        "so it does not follow the machine or the number of concurrent runs. A run alone on a machine is faster with "
-        "more",
+        description="Number of CPU threads for computing. It decides the last bits of results, so the default "
+        "does not depend on the machine. A single run on a machine is faster with more threads",
     )
     deterministic: bool = Field(
         True,
         description="On a GPU, use deterministic algorithms only, so that the same seed gives the same run to the bit. "
-        "An event and the report name operations without one. Nothing changes on the CPU",
+        "An event and the report name operations that have no deterministic algorithm. Nothing changes on the CPU",
     )
-    save_every_steps: int = Field(1000, ge=1, description="Steps between two checkpoints")
+    save_every_steps: int = Field(1000, ge=1, description="Number of steps between two checkpoints")
     save: Literal["auto", "wait", "background"] = Field(
         "auto",
-        description="wait: training stops while a checkpoint is written; background: a copy of the state, in the "
-        "host's memory, is written meanwhile; auto: in the background once saves have taken more than 1% of "
-        "the time and a copy fits into half of the available memory",
+        description="wait: training pauses while a checkpoint is written. background: the state is copied to "
+        "host memory and written during training. auto: background once saves have taken over 1% of the "
+        "time, if the copy fits into half of the free memory",
     )
-    keep_checkpoints: int = Field(2, ge=2, description="At least two, so that damage to one loses little")
-    log_every_steps: int = Field(10, ge=1, description="Steps between two lines of `metrics.jsonl`")
+    keep_checkpoints: int = Field(
+        2, ge=2, description="Number of checkpoints to keep; at least two, in case one is damaged"
+    )
+    log_every_steps: int = Field(10, ge=1, description="Number of steps between two lines of `metrics.jsonl`")
     trackers: tuple[TrackerName, ...] = Field(
         (),
-        description="Services to which the run is mirrored: numbers, scores, images and plan. Each is an extra of the "
-        "package. A tracker that fails does not stop the run",
+        description="Experiment trackers that get the run's metrics, scores, images and plan. Each one is an "
+        "optional dependency (extra). A tracker that fails does not stop the run",
     )
     tracker_project: str = Field(
-        "tintype", min_length=1, description="Project of wandb and trackio, and experiment of mlflow"
+        "tintype", min_length=1, description="Name of the project in wandb and trackio, and of the experiment in mlflow"
     )
     ranks: int = Field(
         1,
         ge=1,
-        description="Processes, each with its own GPU, with which workers of a study train a run; `tintype train` uses "
-        "as many as torchrun starts",
+        description="Number of processes, each with its own GPU, that train one run of a study; `tintype train` "
+        "uses as many as torchrun starts",
     )
     distribution: DistributionSettings = Field(
         DistributionSettings(), description="How several ranks hold the weights: replicated or sharded"
     )
-    watchdog: WatchdogSettings = Field(WatchdogSettings(), description="When stuck ranks are ended")
+    watchdog: WatchdogSettings = Field(WatchdogSettings(), description="When the watchdog ends ranks that are stuck")
     latents: Literal["none", "disk"] = Field(
         "none",
-        description="disk: encode each image once and cache its latents on disk, in fp32, for all runs; pixels and "
-        "trained tokenizers are not cached",
+        description="disk: encode each image once and cache its latents on disk, in fp32, for all runs. Latents "
+        "of pixels and of trained tokenizers are never cached",
     )
     latents_folder: str | None = Field(
-        None, min_length=1, description="Folder of the cached latents; by default one named after their inputs"
+        None,
+        min_length=1,
+        description="Folder of the cached latents; by default a folder whose name is a hash of their inputs",
     )
 
     protocol: ProtocolName | None = Field(
         None,
-        description="The preset of the evaluation that `tintype evaluate` and studies of this plan start from; null: "
-        "the general defaults",
+        description="Preset of the evaluation in `tintype evaluate` and in studies with this plan; null: the "
+        "general defaults",
     )
     text_embeddings: Literal["live", "disk"] = Field(
         "live",
-        description="disk: encode each caption once and cache its embedding on disk, for all runs; trained text "
-        "encoders are not cached",
+        description="disk: encode each caption once and cache its embedding on disk, for all runs. Embeddings "
+        "of trained text encoders are never cached",
     )
 
     def problems(self) -> Iterator[str]:

@@ -70,7 +70,7 @@ def test_a_plan_says_the_shape_of_its_small_vae(tmp_path: Path) -> None:
     found = plan.tokenizer.compression
     assert isinstance(plan.tokenizer, SmallVaeSettings)
     given = plan.tokenizer.model_copy(update={"channels": 7})
-    with pytest.raises(UserError, match=r"tokenizer\.channels.* 7 .*leave both out"):
+    with pytest.raises(UserError, match=r"tokenizer\.channels.* 7 .*leave both settings out"):
         given.open()
     assert chosen(given) == chosen(plan.tokenizer), "the weights say it, so runs keep their names"
     gone = SmallVaeSettings(folder=str(tmp_path / "gone"))

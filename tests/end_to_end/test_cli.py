@@ -68,7 +68,7 @@ def test_a_dry_run_shows_the_arms() -> None:
         (["train", "pocket", "--out", "x", "--technique", "emma"], "did you mean 'ema'"),
         (["train", "pocket", "--out", "x", "--set", "data.size_px=18"], "must be a multiple of 4"),
         (["train", "pocket", "--out", "x", "--set", "captions.column=tiny"], "no caption column 'tiny'"),
-        (["train", "pocket", "--out", "x", "--set", "run.device=tpuu"], "is not a device"),
+        (["train", "pocket", "--out", "x", "--set", "run.device=tpuu"], "is not a valid device"),
         (["train", "pocket", "--out", "x", "--set", "run.device=cuda:7"], "CUDA"),
         (["tokenizer", "cache", "pocket"], "'pixels' has no latents to cache"),
         (["ablate", "poket", "--out", "x"], "unknown study 'poket'"),

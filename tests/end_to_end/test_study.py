@@ -119,7 +119,7 @@ def test_another_baseline_may_not_move_in(study: tuple[Path, Path, subprocess.Co
     file, out, _ = study
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     for options in ([], ["--dry-run"]):
-        with pytest.raises(UserError, match="study of another baseline"):
+        with pytest.raises(UserError, match="with another baseline"):
             ask("ablate", str(file), "--out", str(out), "--set", "set=[optimizer.lr=0.5]", *options)
     with pytest.raises(UserError, match="read with other settings of x-prediction"):
         arms = "arms=[{name: x-prediction, techniques: ['x-prediction:clamp=0.1']}]"
@@ -149,7 +149,7 @@ def test_the_report_can_be_written_again_when_the_study_file_and_its_plan_are_go
     ("key", "messages"),
     [
         ("encoders", ["the encoder 'scenes' was", "and abababababab for 'x-prediction', seed 1"]),
-        ("protocol_hash", ["was scored by the protocol abababababab, this study by"]),
+        ("protocol_hash", ["was scored with the evaluation protocol abababababab, but this study uses"]),
     ],
 )
 def test_arms_that_were_scored_differently_are_refused_with_both_hashes(
@@ -217,7 +217,7 @@ def test_a_run_whose_worker_dies_is_tried_again_and_fails_after_its_retries(retr
 
 def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "report.md").write_text("precious")
-    with pytest.raises(UserError, match=r"contains other files and no study\.yaml"):
+    with pytest.raises(UserError, match=r"contains other files, but not study\.yaml"):
         ask("ablate", "pocket", "--out", str(tmp_path))
     assert (tmp_path / "report.md").read_text() == "precious"
 

@@ -179,7 +179,7 @@ def test_errors_name_the_file_the_line_and_the_key() -> None:
     ("text", "message"),
     [
         ("seed: 1\nseed: 2", "line 2: the key 'seed' is given twice"),
-        ("a: &x 1\nb: *x", "aliases are not supported"),
+        ("a: &x 1\nb: *x", "YAML aliases .* are not supported"),
         ("seed: !!python/object/apply:os.system ['true']", "the tag"),
         ("[1, 2]", "expected keys and values"),
         ("seed: [", "not valid YAML"),

@@ -52,7 +52,7 @@ def test_the_extremes_of_a_run_are_among_the_factors_at_the_edges(kind: Any, ste
     [
         ({"kind": "until", "start": 5, "end": 5}, "must end .step 5. after it starts .step 5."),
         ({"kind": "cosine", "start": 9, "end": 3}, "must end .step 3. after it starts .step 9."),
-        ({"kind": "ramp"}, "needs its end"),
+        ({"kind": "ramp"}, "needs an end"),
         ({"kind": "constant", "end": 3}, "no start and no end"),
     ],
 )

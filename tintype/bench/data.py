@@ -79,8 +79,9 @@ def measure_data(plan: Plan, steps: int, on_part: OnPart = lambda part, done, to
     """
     if not isinstance(plan.data, StoreSettings):
         raise UserError(
-            f"{option('data')} measures decoding, but data of the kind '{plan.data.kind}' is not a store",
-            f"take one: {setting('data.kind', 'store')} {setting('data.path', 'DIR')}",
+            f"{option('data')} measures the speed of decoding a store's images, but the plan's data is of the "
+            f"kind '{plan.data.kind}'",
+            f"use a store: {setting('data.kind', 'store')} {setting('data.path', 'DIR')}",
         )
     refuse_stages(plan)
     device = choose_device(plan.run.device)

@@ -98,7 +98,9 @@ def read_record(path: Path) -> Record:
         return TypeAdapter(Record).validate_python(read_object(path))
     except ValidationError as error:
         what = first_problem(error)
-        raise UserError(f"{option('against', path)} does not contain the figures of a bench ({what})", remake) from None
+        raise UserError(
+            f"{option('against', path)} does not contain the results of a benchmark ({what})", remake
+        ) from None
     except ValueError as error:
         raise UserError(f"{option('against', path)} {error}", remake) from None
 

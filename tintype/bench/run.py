@@ -310,9 +310,9 @@ def _size_px(plan: Plan, tokens: int) -> int:
     below, above = [n for n in sizes if n < tokens][-1:], [n for n in sizes if n > tokens][:1]
     shown = " and ".join(f"{n} ({sizes[n]} px)" for n in below + above) or "none"
     raise UserError(
-        f"{option('tokens', tokens)} is not possible: images are squares of {lowest} to {highest} px; a token covers "
-        f"{unit} × {unit} px (tokenizer stride × model.patch)",
-        f"nearest: {shown}; another model.patch gives others",
+        f"{option('tokens', tokens)} is not possible for square images of {lowest} to {highest} px, since a "
+        f"token covers {unit} × {unit} px (tokenizer stride × model.patch)",
+        f"nearest possible values: {shown}; another model.patch allows other values",
     )
 
 
@@ -320,9 +320,9 @@ def refuse_stages(plan: Plan) -> None:
     """Raise for a plan with resolution stages, since only steps of the first stage would be measured."""
     if plan.train.stages:
         raise UserError(
-            "train.stages: steps on images of several sizes do not have one speed",
-            f"measure each size by itself, with {setting('train.stages', '[]')} {setting('data.size_px', '…')} and "
-            "without resolution-stages",
+            "train.stages: the plan trains on images of several sizes, and each size has its own speed",
+            f"measure each size separately, with {setting('train.stages', '[]')} {setting('data.size_px', '…')} "
+            f"and without the technique resolution-stages",
         )
 
 

@@ -37,7 +37,7 @@ command(app, "techniques", "lists:techniques", "plans:TechniqueTable")
 
 @app.command("schema")
 def show_schema(
-    command: Annotated[str, Argument(help="Name of a command, as 'ablate' or 'plan show'")],
+    command: Annotated[str, Argument(help="Name of a command, such as 'ablate' or 'plan show'")],
     json_: options.Json = False,
 ) -> None:
     """Print the JSON schema of the document that a command writes with --json."""

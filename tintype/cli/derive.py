@@ -232,7 +232,7 @@ def _evaluated(node: ast.expr, names: Mapping[str, Any]) -> Any:
             return [_evaluated(one, names) for one in inner]
         case ast.Call(made, given, []):  # a bound, such as Ge(1)
             return _evaluated(made, names)(*(_evaluated(one, names) for one in given))
-    raise TypeError(f"no type is written as {ast.unparse(node)}")
+    raise TypeError(f"unknown type in an annotation: {ast.unparse(node)}")
 
 
 def _typed(kind: Any) -> Any:
@@ -255,7 +255,7 @@ def _typed(kind: Any) -> Any:
         return kind
     if get_origin(kind) in (Sequence, list):
         return list[_typed(get_args(kind)[0])]  # type: ignore[misc]
-    raise TypeError(f"no option is of type {kind}")
+    raise TypeError(f"a command-line option cannot have the type {kind}")
 
 
 def _limits(kind: Any) -> dict[str, Any]:
@@ -268,7 +268,7 @@ def _limits(kind: Any) -> dict[str, Any]:
             elif isinstance(bound, Le):
                 found["max"] = bound.le
             elif isinstance(bound, Gt):
-                raise TypeError("the command line has no open bounds")
+                raise TypeError("a command-line option cannot have a bound that excludes the limit itself (gt); use ge")
     return found
 
 
@@ -301,7 +301,10 @@ def _plan_or_place(place: str, assignments: list[str], techniques: list[str]) ->
     if not assignments and not techniques:
         return place
     if Path(place).is_dir():
-        raise UserError(f"{place} has its plan; --set and --technique are for recipes and plan files", "leave them out")
+        raise UserError(
+            f"{place} is a folder with a fixed plan; --set and --technique are only for recipes and plan files",
+            "leave them out",
+        )
     return plan_of(place, assignments, techniques)
 
 
@@ -309,5 +312,7 @@ def _run(folder: Path | None, arm: str | None, seed: int | None) -> Path | None:
     if folder is not None:
         return run_of(folder, arm, seed)
     if arm is not None or seed is not None:
-        raise UserError("--arm and --arm-seed choose a run of a study; no run is given", "leave them out")
+        raise UserError(
+            "--arm and --arm-seed choose a run of a study, but no folder of a study is given", "leave them out"
+        )
     return None

@@ -38,15 +38,18 @@ StudyFolder = Annotated[Path, Argument(help="Folder of a study", callback=folder
 Device = Annotated[str | None, Option(help="auto, cpu, cuda or cuda:N; by default the device in the run's plan")]
 EmaLength = Annotated[
     float | None,
-    Option(help="Use the weight average of this length, reconstructed from the snapshots of a run with power-ema"),
+    Option(
+        help="Sample with the weight average of this length, reconstructed from the snapshots of the "
+        "technique power-ema"
+    ),
 ]
-_OF_RUN = Argument(help="Folder of a run, or of a study with --arm")
+_OF_RUN = Argument(help="Folder of a run, or folder of a study (with --arm)")
 RunFolder = Annotated[Path, _OF_RUN]
 OptionalRunFolder = Annotated[Path | None, _OF_RUN]
-Arm = Annotated[str | None, Option("--arm", help="In the folder of a study: take the run of this arm")]
+Arm = Annotated[str | None, Option("--arm", help="Arm of the run to use, if the folder is that of a study")]
 ArmSeed = Annotated[
     int | None,
-    Option("--arm-seed", min=0, help="With --arm: take the run of this seed; by default the first of the arm"),
+    Option("--arm-seed", min=0, help="Seed of the run to use, together with --arm; by default the arm's first seed"),
 ]
 Plugins = Annotated[
     list[Path],

@@ -112,9 +112,9 @@ def _refuse_unwritable(option: str, path: Path) -> None:
     """Raise if a path cannot be written to, before hours of work begin. The path's parent folders may be missing."""
     there = next(one for one in (path, *path.absolute().parents) if os.path.exists(one))  # noqa: PTH110 (never raises)
     if there != path and not there.is_dir():
-        raise UserError(f"{option} {path}: {there} is a file, and holds no others", f"choose another {option}")
+        raise UserError(f"{option} {path}: {there} is a file, not a folder", f"choose another {option}")
     if not os.access(there, os.W_OK | os.X_OK if there.is_dir() else os.W_OK):
-        raise UserError(f"{option} {path}: {there} may not be written by this user", f"choose another {option}")
+        raise UserError(f"{option} {path}: this user has no permission to write to {there}", f"choose another {option}")
 
 
 app = App(

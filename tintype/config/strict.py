@@ -55,12 +55,12 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):  # a few aliases of aliases would unfold into gigabytes
-            raise _RefusedError(f"line {self.line + 1}: aliases are not supported")
+            raise _RefusedError(f"line {self.line + 1}: YAML aliases (*name) are not supported")
         self.values += 1
         if self.values > _MOST_VALUES:
-            raise _RefusedError(f"line {self.line + 1}: more than {_MOST_VALUES:,} keys and values")
+            raise _RefusedError(f"line {self.line + 1}: the file has more than {_MOST_VALUES:,} keys and values")
         if self.depth > _MOST_DEPTH:
-            raise _RefusedError(f"line {self.line + 1}: nested more than {_MOST_DEPTH} levels deep")
+            raise _RefusedError(f"line {self.line + 1}: the values are nested more than {_MOST_DEPTH} levels deep")
         self.depth += 1
         node: yaml.Node | None = super().compose_node(parent, index)
         self.depth -= 1
@@ -146,7 +146,8 @@ class Document:
         keys = dotted.strip().split(".")
         if not equals or not all(keys):
             raise UserError(
-                f"{override.label} is not an assignment", "write it as key.path=value, for example optimizer.lr=2e-4"
+                f"{override.label} does not assign a value to a setting",
+                "write it as key.path=value, for example optimizer.lr=2e-4",
             )
         node = self.data
         for depth, key in enumerate(keys[:-1]):
@@ -155,7 +156,7 @@ class Document:
                 node[key] = {}  # a section that is absent, or off
             node = node[key] if isinstance(node, dict) else None
         if not isinstance(node, dict):
-            raise UserError(f"{override.label}: {'.'.join(keys[:-1])} has no keys below it")
+            raise UserError(f"{override.label}: {'.'.join(keys[:-1])} has a single value and no keys below it")
         node[keys[-1]] = read_yaml(text, labelled(prefix, dotted)).data
         for path in [path for path in self.places if path[: len(keys)] == tuple(keys)]:
             del self.places[path]  # places of the replaced value
@@ -220,14 +221,16 @@ def _plain(node: yaml.Node, path: KeyPath, document: Document) -> object:
     if path:  # the whole document has no line of its own
         document.places[path] = line
     if node.tag not in _KNOWN_TAGS:
-        raise UserError(f"{line}: the tag {node.tag:.{_LONGEST_KEY}} is not supported", "write a plain value")
+        raise UserError(
+            f"{line}: the YAML tag {node.tag:.{_LONGEST_KEY}} is not supported", "write the value without a tag"
+        )
     if isinstance(node, yaml.SequenceNode):
         return [_plain(item, (*path, index), document) for index, item in enumerate(node.value)]
     if not isinstance(node, yaml.MappingNode):
         try:
             return _SCALARS[node.tag][2](node.value)
         except (ValueError, TypeError, KeyError):
-            raise UserError(f"{line}: {node.value!s:.40} is not a value of the tag {node.tag}") from None
+            raise UserError(f"{line}: {node.value!s:.40} is not a valid value for the YAML tag {node.tag}") from None
     result: dict[str, object] = {}
     for key_node, value_node in node.value:
         key = str(key_node.value)

@@ -80,7 +80,7 @@ def check_file(
     mine = {spec.partition(":")[0]: spec for spec in specs} or {name: name for name in parts["techniques"]}
     if strange := sorted(set(mine) - set(parts["techniques"])):
         known = ", ".join(parts["techniques"]) or "none"
-        raise UserError(f"{technique(mine[strange[0]])}: {file} has no such technique", f"it has {known}")
+        raise UserError(f"{technique(mine[strange[0]])}: {file} defines no technique with this name", f"it has {known}")
     tried = [*TECHNIQUES.built_in, *parts["techniques"]] if others is None else list(others)
     sampled = [] if specs else [(group, name) for group in SAMPLED for name in parts[group]]
     each = len(CHECKS) + len(tried)

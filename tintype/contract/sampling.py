@@ -30,15 +30,17 @@ def check_samples(ground: Ground, group: str, name: str) -> str:
     model, steps = _model(ground, settings), list[int]()
     together_BCHW = _sampled(model, settings, 0, len(_CAPTIONS), steps)
     if not together_BCHW.isfinite().all():
-        raise BrokenContractError("its images are not finite")
+        raise BrokenContractError("the sampled images are not finite")
     if steps != [len(_CAPTIONS)] * _STEPS:
-        raise BrokenContractError(f"it calls `on_step` {len(steps)} times for {_STEPS} steps: call it once after each")
+        raise BrokenContractError(
+            f"the sampler calls `on_step` {len(steps)} times in {_STEPS} steps; call it once after each step"
+        )
     for index in range(len(_CAPTIONS)):
         alone_BCHW = _sampled(model, settings, index, 1)
         if not torch.allclose(alone_BCHW, together_BCHW[index : index + 1], rtol=_NEAR, atol=_NEAR):
             raise BrokenContractError(
-                "an image differs between two batches of one seed: "
-                "draw random numbers from `draws`, and do not mix samples"
+                "with the same seed, an image differs between two batches: draw random numbers from `draws`, "
+                "and compute each sample independently of the others"
             )
     return f"{len(_CAPTIONS)} images, {_STEPS} steps"
 

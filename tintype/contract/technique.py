@@ -42,11 +42,15 @@ def check_seams(ground: Ground, name: str) -> str:
     changes = diff(baseline, ground.with_techniques(name))
     sections = {key.split(".")[0] for key in changes}
     if technique.seam not in sections:
-        raise BrokenContractError(f"it declares the seam '{technique.seam}' but does not change it")
+        raise BrokenContractError(f"the technique declares the seam '{technique.seam}' but does not change it")
     if strays := sections - technique.seams:
-        raise BrokenContractError(f"it also changes {_some(strays)}; name them in `also`, or do not change them")
+        raise BrokenContractError(
+            f"the technique also changes {_some(strays)}; name these sections in `also`, or do not change them"
+        )
     if technique.setting and set(changes) != {f"{technique.seam}.{technique.setting}"}:
-        raise BrokenContractError(f"it declares the setting '{technique.setting}' alone but changes {_some(changes)}")
+        raise BrokenContractError(
+            f"the technique declares the setting '{technique.setting}' as its only change, but changes {_some(changes)}"
+        )
     return _some(changes)
 
 
@@ -67,11 +71,16 @@ def check_off(ground: Ground, name: str) -> str:
     before = losses(baseline) if ground.can_step(name) else []
     off = Plan(**{**dict(changed), **{seam: dict(baseline)[seam] for seam in TECHNIQUES[name].seams}})
     if off.hash != baseline.hash:
-        raise BrokenContractError("with its seams reset, the plan's hash differs from the baseline's")
+        raise BrokenContractError(
+            "if the sections that the technique may change are reset, the plan's hash still differs from the baseline's"
+        )
     if ground.can_step(name):
         losses(changed, 1)  # what it does to the process would show after it
         if losses(off) != before:
-            raise BrokenContractError("the baseline's losses change after a run of it: it changes more than the plan")
+            raise BrokenContractError(
+                "the baseline's losses change after a run with the technique: the "
+                "technique changes state outside the plan"
+            )
     return ""
 
 
@@ -83,16 +92,18 @@ def check_parameters(ground: Ground, name: str) -> str:
     added = _parameter_names(parts) - before
     declared = {one for one in added if one.startswith(tuple(trains))} if trains else set[str]()
     if undeclared := added - declared:
-        raise BrokenContractError(f"it adds the parameters {_some(undeclared)} but does not name them in `trains`")
+        raise BrokenContractError(
+            f"the technique adds the parameters {_some(undeclared)} but does not name them in `trains`"
+        )
     if lost := {prefix for prefix in trains if not any(one.startswith(prefix) for one in added)}:
-        raise BrokenContractError(f"`trains` names {_some(lost)}, but no such parameters are added")
+        raise BrokenContractError(f"`trains` names {_some(lost)}, but the technique adds no such parameters")
     parts.ready()
     state = new_state(parts)
     for _ in range(_STEPS):
         update(parts, state, Clock(parts.device))
     untouched = {key for key, one in parts.modules.named_parameters() if one.grad is None or not one.grad.any()}
     if untouched:
-        raise BrokenContractError(f"after {_STEPS} steps {_some(untouched)} got no gradient")
+        raise BrokenContractError(f"after {_STEPS} steps the parameters {_some(untouched)} have no gradient")
     return f"{len(added)} added" if added else "none added"
 
 
@@ -103,8 +114,9 @@ def check_resume(ground: Ground, name: str) -> str:
     with tempfile.TemporaryDirectory(dir=ground.folder) as folder:
         if not resumed_is_whole(plan, Path(folder)):
             raise BrokenContractError(
-                "a run that is stopped after every step ends with other weights, state or losses than an uninterrupted "
-                "one. Everything that a loss term remembers must be a buffer or a parameter of it"
+                "a run that is stopped and resumed after every step ends with other weights, state or losses "
+                "than an uninterrupted run. A loss term must keep everything that it remembers in its "
+                "buffers or parameters"
             )
     return f"{plan.train.steps - 1} stops"
 
@@ -119,8 +131,13 @@ def check_needs(ground: Ground, name: str) -> str:
     except UserError as error:
         if f"'{name}'" in str(error) and any(key in str(error) for key in needs):
             return _some(needs)
-        raise BrokenContractError(f"the refusal does not name it and a setting of `needs`: {error}") from None
-    raise BrokenContractError(f"`needs` names {_some(needs)}, but a plan without them accepts it")
+        raise BrokenContractError(
+            f"the error for a plan without the settings of `needs` must name the "
+            f"technique and one of these settings, but says: {error}"
+        ) from None
+    raise BrokenContractError(
+        f"`needs` names {_some(needs)}, but the technique can also be applied to a plan without these settings"
+    )
 
 
 CHECKS: tuple[Callable[[Ground, str], str], ...] = (
@@ -150,14 +167,16 @@ def check_pair(ground: Ground, first: str, second: str) -> bool:
     except UserError as error:
         if all(f"'{name}'" in str(error) for name in (first, second)):
             return False
-        raise BrokenContractError(f"with '{second}' the refusal does not name both: {error}") from None
+        raise BrokenContractError(
+            f"the error for the combination with '{second}' must name both techniques, but says: {error}"
+        ) from None
     if not ground.can_step(first, second):
         return True
     parts, state = begun(plan)
     if not update(parts, state, Clock(parts.device)).finite:
-        raise BrokenContractError(f"a step with '{second}' is not finite")
+        raise BrokenContractError(f"a training step together with '{second}' has a loss or gradient that is not finite")
     if not all(bool(parameter.isfinite().all()) for parameter in state.parameters):
-        raise BrokenContractError(f"after a step with '{second}' the weights are not finite")
+        raise BrokenContractError(f"after a training step together with '{second}' the weights are not finite")
     return True
 
 

@@ -106,13 +106,16 @@ def test_contract() -> None:
 def write_technique(name: str, out: Path | None = None) -> Path:
     """Write the file of a new technique, and return its path."""
     if not _NAME.fullmatch(name):
-        raise UserError(f"technique {name} has invalid characters", "give lower-case words joined by -, as my-idea")
+        raise UserError(
+            f"technique {name} has invalid characters", "write lower-case words joined by -, such as my-idea"
+        )
     if name in TECHNIQUES:
-        raise UserError(f"technique {name}: this name is taken", "choose another")
+        raise UserError(f"technique {name}: a technique with this name exists already", "choose another name")
     file = out or Path(f"{name.replace('-', '_')}.py")
     if file.suffix != ".py" or not file.stem.isidentifier():
         raise UserError(
-            f"{option('out', file)} does not name a module", "give a Python file whose name is a word, as my_ideas.py"
+            f"{option('out', file)} is not a valid name for a Python module",
+            "name the file with letters, digits and _, such as my_ideas.py",
         )
     if file.exists():
         raise UserError(f"{file} exists", f"choose another file with {option('out')}")

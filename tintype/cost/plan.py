@@ -234,9 +234,9 @@ def cost_of_plan(plan: Plan, speed: Speed, gpus: int = 1) -> PlanCost:
     for batch in plan.train.batches:
         if (micro_batch := batch // plan.train.accumulate) % gpus:
             raise UserError(
-                f"{option('gpus', gpus)}: a micro-batch has {micro_batch} images (train.batch, or that of a stage, "
-                f"over train.accumulate), which cannot be split evenly over {gpus} GPUs",
-                f"give another number, or {setting('train.accumulate', 1)}",
+                f"{option('gpus', gpus)}: a micro-batch has {micro_batch} images (the batch, or a stage's "
+                f"batch, divided by train.accumulate), which cannot be split evenly over {gpus} GPUs",
+                f"use another number of GPUs, or {setting('train.accumulate', 1)}",
             )
     counted = Counted(plan)
     networks = counted.networks
@@ -327,8 +327,9 @@ def text_tokens(plan: Plan) -> int:
     count = getattr(plan.text, "max_tokens", None)
     if not isinstance(count, int):
         raise UserError(
-            f"text: the settings of the encoder '{plan.text.kind}' have no max_tokens, so the cost cannot be counted",
-            "add this field to its class",
+            f"text: the settings of the encoder '{plan.text.kind}' have no field max_tokens, which the cost "
+            f"estimate needs",
+            "add the field max_tokens to the class of these settings",
         )
     return count
 
@@ -414,13 +415,14 @@ class Counted:
 
     def _text_encoder(self) -> TextEncoder:
         """Build an encoder that is trained; raise if it cannot be built without its weights."""
-        text, instead = self.plan.text, f"count it with another encoder, for example {setting('text.kind', 'words')}"
+        text, instead = self.plan.text, f"use another encoder, for example {setting('text.kind', 'words')}"
         if text.is_frozen:
             raise UserError(
-                f"text: '{text.kind}' is a frozen encoder of a plugin, whose size is known only with its weights",
+                f"text: '{text.kind}' is a frozen encoder from a plugin, whose size is unknown until its "
+                f"weights are loaded",
                 instead,
             )
-        with as_user_error(RuntimeError, f"text: '{text.kind}' cannot be built without numbers", instead):
+        with as_user_error(RuntimeError, f"text: '{text.kind}' cannot be built on the meta device of torch", instead):
             return text.build(META)
 
     def _text_width(self) -> int:
@@ -431,7 +433,7 @@ class Counted:
         config: Untyped = text.checkpoint.config()
         width = getattr(getattr(config, "encoder", config), "hidden_size", None)
         if not isinstance(width, int):
-            raise UserError(f"text: the config of {text.weights} states no hidden_size, so the cost cannot be counted")
+            raise UserError(f"text: the config of {text.weights} has no hidden_size, which the cost estimate needs")
         return width
 
     def _terms(self) -> Iterator[tuple[str, tuple[LossPart, LossTerm]]]:
@@ -717,7 +719,7 @@ def measured_speed(plan: Plan, device: torch.device, images: int) -> Speed:
         except torch.OutOfMemoryError:
             if images == 1:
                 raise UserError(
-                    "not even one image fits on this GPU", f"name a larger one with {option('gpu')}"
+                    "not even one image fits on this GPU", f"name a GPU with more memory: {option('gpu')}"
                 ) from None
             images //= 2
     products = plan.optimizer.matrix_products(counted.networks.named)

@@ -111,7 +111,9 @@ def check_metric(protocol: Protocol, name: str | None, of_scenes: bool = True) -
     """
     names = list(definitions(protocol, of_scenes))
     if name is not None and name not in names:
-        raise UserError(f"{option('metric', name)}: the protocol does not measure it", nearest(name, names))
+        raise UserError(
+            f"{option('metric', name)}: the evaluation protocol does not measure this metric", nearest(name, names)
+        )
     return name or names[0]
 
 

@@ -237,4 +237,4 @@ def refuse(problems: Sequence[Problem], what: str = "the evaluation") -> None:
     fixes = dict.fromkeys(fix for problem in problems for fix in problem.fixes)
     listed = "".join(f"\n- {problem.text}" for problem in problems)
     overrides = " ".join(option("set", fix) for fix in fixes)
-    raise UserError(f"{what} does not work:{listed}", f"\nOverrides: {overrides}" if overrides else "")
+    raise UserError(f"{what} is not possible:{listed}", f"\nOverrides: {overrides}" if overrides else "")

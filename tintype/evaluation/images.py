@@ -135,8 +135,9 @@ def _reference(path: Path, images: Images | None, encoder: Encoder, counter: Cou
             expected_s = each_s * count
             if expected_s > _WORTH_A_NOTE_S:
                 note(
-                    f"{path}: the features of its {count:,} images by {encoder.name} are not cached yet; encoding them "
-                    f"takes about {numerals.duration(expected_s)} once, and later calls read them from {cache_folder()}"
+                    f"{path}: the features of its {count:,} images by {encoder.name} are not cached yet; "
+                    f"encoding the images takes about {numerals.duration(expected_s)} once; later calls "
+                    f"read the features from {cache_folder()}"
                 )
             counter.begin(f"encoding the reference {path} with {encoder.name}", count)
         return set_features(images, encoder, counter.count)
@@ -160,17 +161,22 @@ def _left_out(images: Images) -> list[str]:
 
 
 def _unpaired(fake: Images, real: Images) -> UserError:
-    return UserError(f"{fake.path} and {real.path} contain different numbers of images; pairs need equal numbers")
+    return UserError(
+        f"{fake.path} and {real.path} contain different numbers of images, but paired sets need equal numbers"
+    )
 
 
 def _refuse_conflicts(protocol: ImageProtocol, saved: bool, save_reference: Path | None) -> None:
     """Raise on conflicting settings before any image is read, since reading can take hours."""
     if len(protocol.encoders) > 1 and (saved or save_reference):
-        raise UserError("a reference file contains the features of one encoder", "score one encoder at a time with it")
+        raise UserError(
+            "a reference file contains the features of only one encoder",
+            "use one encoder at a time with a reference file",
+        )
     if saved and protocol.paired:
-        raise UserError("paired images need the reference's images; a reference file contains only features")
+        raise UserError("paired=true needs the reference images, but a reference file contains only their features")
     if saved and protocol.limit:
-        raise UserError("limit uses the first images of both sets; a reference file is always used whole")
+        raise UserError("limit selects the first images of both sets, but a reference file can only be used whole")
     if save_reference and save_reference.suffix != ".safetensors":
         raise UserError(
             f"{option('save-reference', save_reference)} has the wrong ending", "name it with the ending .safetensors"
@@ -194,7 +200,8 @@ def reconstruction(
         if first.shape != second.shape or min(first.shape[1:]) < SMALLEST_PX["vgg16"]:
             sizes = " against ".join(f"{image.shape[2]} × {image.shape[1]}" for image in (first, second))
             raise UserError(
-                f"pair {index}: {sizes} pixels; a reconstruction has its original's size, and both sides have at least "
+                f"pair {index}: {sizes} pixels; a reconstruction must have the size of its original, with both "
+                f"sides of at least "
                 f"{SMALLEST_PX['vgg16']} pixels"
             )
         for metric, of_metric in values.items():
@@ -213,8 +220,8 @@ def _pairs(fake: Images, real: Images) -> Iterator[Sequence[Tensor]]:
         names = [one.stem for one, _ in (first, second)]
         if None not in names and names[0] != names[1]:
             raise UserError(
-                f"pair {index} is {first[0].name} and {second[0].name}: images are paired in order, and these have "
-                "different names",
-                "give both the same name, in the same order",
+                f"pair {index} is {first[0].name} and {second[0].name}: images are paired in the order of their "
+                f"names, but these two names differ",
+                "give both images of each pair the same name",
             )
         yield first[1], second[1]

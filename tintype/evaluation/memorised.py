@@ -162,8 +162,8 @@ def _questions(plan: Plan, scored: ScoredData, protocol: Protocol) -> Questions:
     others = range(controls, min(len(unseen), controls + protocol.reference_count))
     if len(others) < 2:
         raise UserError(
-            f"memorised: the data holds out {len(unseen)} images, but the search for copies needs 4 or more",
-            "hold out more, or leave memorised out of metrics",
+            f"memorised: the data has {len(unseen)} held-out images, but the search for copies needs at least 4",
+            "hold out more images, or leave memorised out of metrics",
         )
     if (file := asked.prompt_file) is not None:
         training, kind = _of_file(train, file.prompts, images, asked.prompts or "")
@@ -174,7 +174,7 @@ def _questions(plan: Plan, scored: ScoredData, protocol: Protocol) -> Questions:
         count = asked.captions
     note = ""
     if isinstance(scored.data, MixtureSettings) and scored.data.evaluate not in scored.data.read:
-        note = f"memorised: training never reads the source '{scored.data.evaluate}', in which copies are searched"
+        note = f"memorised: the search for copies reads the source '{scored.data.evaluate}', but training never does"
     return Questions(training, _spread(unseen, range(controls), kind, count), others, len(train), data, note)
 
 
@@ -202,8 +202,8 @@ def _of_file(source: ImageSource, captions: Sequence[str], images: int, name: st
     own = list(dict.fromkeys(found[caption][0] for caption in captions))
     if len(own) > images:
         raise UserError(
-            f"memorised: {name} asks for {len(own)} images, but copies are searched among {images} (training_count, "
-            "and half of the held-out images)",
+            f"memorised: {name} has captions of {len(own)} images, but the search for copies covers only "
+            f"{images} (training_count, and half of the held-out images)",
             "give fewer captions",
         )
     spread = (index * len(source) // images for index in range(images))

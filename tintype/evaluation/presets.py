@@ -79,6 +79,6 @@ def _as_given(protocol: Protocol, keys: set[str]) -> Protocol:
 def _preset(name: object, place: str) -> Plain:
     known = packaged.names("protocols")
     if name not in known:
-        raise UserError(f"{place}: unknown preset '{name}' of an evaluation", nearest(str(name), known))
+        raise UserError(f"{place}: unknown evaluation preset '{name}'", nearest(str(name), known))
     found: Plain = packaged.find("protocols", str(name)).data
     return found

@@ -68,7 +68,7 @@ def read_prompts(path: Path) -> PromptFile:
         text = raw.decode("utf-8-sig")
     rows = _rows(text, path)
     if not rows:
-        raise UserError(f"{path} contains no prompt")
+        raise UserError(f"{path} contains no prompts")
     groups = {
         group: tuple(str(row[group] or "–") for row in rows) for group in _GROUPS if all(group in row for row in rows)
     }
@@ -92,7 +92,8 @@ def _json_row(line: str, where: str) -> dict[str, object]:
         raise UserError(f"{where}: not JSON ({error})") from None
     if not isinstance(row, dict) or not isinstance(row.get("prompt"), str) or not row["prompt"].strip():
         raise UserError(
-            f"{where}: no prompt", 'write a line as {"prompt": "a photo of a bench", "tag": "single_object"}'
+            f"{where}: the line has no prompt",
+            'write a line as {"prompt": "a photo of a bench", "tag": "single_object"}',
         )
     return row
 
@@ -107,5 +108,8 @@ def _table_rows(text: str, path: Path, tabs: bool) -> list[dict[str, object]]:
         raise UserError(f"{path}, line {reader.line_num}: {error}") from None
     for number, row in enumerate(rows, 2):
         if not (row.get("prompt") or "").strip():
-            raise UserError(f"{path}, line {number}: no prompt", "name a column 'Prompt' in the first line")
+            raise UserError(
+                f"{path}, line {number}: the row has no prompt",
+                "the header in the first line must name a column 'Prompt'",
+            )
     return rows

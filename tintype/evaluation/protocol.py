@@ -48,24 +48,30 @@ class Condition(Settings):
     A guidance is given as a whole, so its missing settings get their defaults.
     """
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$", description="Follows the metrics' names")
-    prompts: Annotated[str, NamesFile(is_caption)] = Field(
-        "long", min_length=1, description="A kind of caption, or the path of a prompt file (.txt, .jsonl, .tsv)"
+    name: str = Field(
+        pattern=r"^[a-z0-9][a-z0-9-]*$", description="Name of this sampling, appended to the names of its metrics"
     )
-    count: int | None = Field(None, ge=2, description="Images; by default as many as the main sampling or the file")
-    per_prompt: int = Field(1, ge=1, description="Images for each prompt of a file")
+    prompts: Annotated[str, NamesFile(is_caption)] = Field(
+        "long", min_length=1, description="Name of a caption column, or path of a prompt file (.txt, .jsonl, .tsv)"
+    )
+    count: int | None = Field(
+        None, ge=2, description="Number of images; by default that of the main sampling, or of the prompts in the file"
+    )
+    per_prompt: int = Field(1, ge=1, description="Number of images for each prompt of a prompt file")
     method: Method | None = Field(None, description="Integrator; by default that of the main sampling")
     steps: int | None = Field(None, ge=1, description="Sampling steps; by default those of the main sampling")
     guidance: Guidance | None = Field(None, description="Guidance; by default that of the main sampling")
-    distances: bool = Field(True, description="Compare these images with the reference too; never for a prompt file")
+    distances: bool = Field(
+        True, description="Compute distances to the reference for these images too; prompt files never have distances"
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Condition:
         if is_caption(self.prompts):
             if self.per_prompt != 1:
-                raise ValueError("per_prompt is for a prompt file; each caption is used once")
+                raise ValueError("per_prompt applies only to a prompt file; each caption of the data is used once")
         elif self.count is not None:
-            raise ValueError("count is for captions; every prompt of a prompt file is used")
+            raise ValueError("count applies only to captions of the data; every prompt of a prompt file is used")
         return self
 
 
@@ -75,16 +81,18 @@ class MemorisationSettings(Settings):
     prompts: Annotated[str, NamesFile(is_caption)] | None = Field(
         None,
         min_length=1,
-        description="A kind of caption, or the path of a file with captions of training images. By default the "
-        "protocol's prompts, or a kind that training reads",
+        description="Name of a caption column, or path of a file with captions of training images. By default "
+        "the protocol's prompts if training reads them, else a caption column that training reads",
     )
     captions: int = Field(
         128,
         ge=2,
-        description="Training captions, and unseen captions, at each guidance scale; a file is used whole",
+        description="Number of training captions and of unseen captions at each guidance scale; a file is used whole",
     )
     guidance: tuple[Annotated[float, Field(ge=0)], ...] = Field(
-        (1.0, 3.0, 7.0), min_length=1, description="Guidance scales, each with the main sampling's other settings"
+        (1.0, 3.0, 7.0),
+        min_length=1,
+        description="Guidance scales to test; the other settings are those of the main sampling",
     )
 
     def problems(self) -> Iterator[str]:
@@ -104,34 +112,38 @@ class Protocol(Named):
     """
 
     prompts: str = Field(
-        "long", min_length=1, description="The kind of caption that the main sampling and the validation loss read"
+        "long", min_length=1, description="Caption column that the main sampling and the validation loss read"
     )
-    count: int = Field(512, ge=2, description="Images of the main sampling")
+    count: int = Field(512, ge=2, description="Number of images of the main sampling")
     also: tuple[Condition, ...] = Field(
         (Condition(name="short", prompts="short", count=256, distances=False),),
-        description="Further samplings: other prompts, guidance or steps",
+        description="Further samplings with other prompts, guidance or steps",
     )
-    reference_count: int = Field(2048, ge=2, description="Real held-out images for the distances")
-    validation_count: int = Field(128, ge=1, description="Real held-out images for the validation loss")
+    reference_count: int = Field(2048, ge=2, description="Number of real held-out images for the distances")
+    validation_count: int = Field(128, ge=1, description="Number of real held-out images for the validation loss")
     training_count: int = Field(
         10_000,
         ge=2,
-        description="Training images in which `memorised` searches for copies; at most as many as unseen ones",
+        description="Number of training images in which `memorised` searches for copies; at most as many as "
+        "unseen images",
     )
     memorisation: MemorisationSettings = Field(
-        MemorisationSettings(), description="How prompts for copies are chosen, if `memorised` is measured"
+        MemorisationSettings(),
+        description="Prompts for the metric `memorised`, which searches for copies of training images",
     )
     shapes: Literal["square", "buckets"] = Field(
         "square",
-        description="Held-out images and samples are squares of data.size_px, or have the shapes of data.buckets. "
-        "Each sample then has the shape of its caption's image; distances and validation loss are given per shape too",
+        description="square: held-out images and samples are squares of data.size_px. buckets: they have the "
+        "shapes of data.buckets, and each sample has the shape of its caption's image; distances and "
+        "validation loss are also given per shape",
     )
     size: Literal["data", "stage"] = Field(
         "data",
-        description="Held-out images and samples have data.size_px at every step, or the size of the stage "
-        "(train.stages) that trained the weights last; scores of two sizes are not compared",
+        description="Size of held-out images and samples. data: data.size_px at every step. stage: the size of "
+        "the training stage (train.stages) that last trained the weights; scores at different sizes are "
+        "never compared",
     )
-    seed: int = Field(0, ge=0, description="Seed of the noise, independent of the training seed")
+    seed: int = Field(0, ge=0, description="Seed of the sampling noise, independent of the training seed")
     encoders: tuple[EncoderChoice, ...] = Field((SceneEncoderSettings(),), description="Encoders for the distances")
     metrics: tuple[MetricKind, ...] = Field(
         DEFAULT_METRICS, description="Metrics computed from each encoder's features"
@@ -144,15 +156,15 @@ class Protocol(Named):
         _refuse_twice("also", "conditions", [condition.name for condition in self.also])
         if not is_caption(self.prompts):
             raise ValueError(
-                f"prompts: {self.prompts} is a file; the main sampling reads captions, which have real images to "
-                "compare with. Put the file into `also`"
+                f"prompts: {self.prompts} is a file, but the main sampling needs captions of the data, which "
+                f"have real images to compare with. Put the file into `also`"
             )
         for index, condition in enumerate(self.conditions):
             key = f"also.{index - 1}" if index else "count"
             if not is_caption(condition.prompts) and not any(encoder.reads_text for encoder in self.encoders):
                 raise ValueError(
-                    f"{key}: the prompts of {condition.prompts} have no reference: scoring them needs an encoder that "
-                    "reads text, for example encoders: [scenes, clip]"
+                    f"{key}: the prompts of {condition.prompts} have no reference images, so their scores need "
+                    f"an encoder that reads text, for example encoders: [scenes, clip]"
                 )
             few = condition.count is not None and condition.count < FEWEST
             if self.encoders and condition.distances and few:
@@ -269,8 +281,10 @@ class ImageProtocol(Settings):
 
     encoders: tuple[EncoderChoice, ...] = Field((InceptionSettings(),), min_length=1)
     metrics: tuple[MetricKind, ...] = Field(tuple(FEATURE_METRICS.built_in), min_length=1)
-    limit: int | None = Field(None, ge=2, description="Only this many first images of each set")
-    paired: bool = Field(False, description="Image i is a reconstruction of reference i: PSNR, SSIM and LPIPS too")
+    limit: int | None = Field(None, ge=2, description="Use only the first N images of each set, where N is this number")
+    paired: bool = Field(
+        False, description="Image i is a reconstruction of reference image i; adds PSNR, SSIM and LPIPS"
+    )
 
     @model_validator(mode="after")
     def _known(self) -> ImageProtocol:
@@ -420,4 +434,4 @@ def refuse_unknown(metrics: Sequence[str], encoders: Sequence[EncoderPart], know
 def _refuse_twice(key: str, what: str, names: list[str]) -> None:
     for index, name in enumerate(names):
         if name in names[:index]:
-            raise ValueError(f"{key}.{index}: two {what} are called {name}; give one of them another name")
+            raise ValueError(f"{key}.{index}: two {what} have the name {name}; rename one of them")

@@ -242,7 +242,9 @@ def _cached(file: Path, encoder: Encoder, about: About) -> ImageFeatures:
     found = read_reference(file)
     refuse_other_encoder(found.about, encoder, file)
     if found.about.key != about.key:
-        raise UserError(f"{file} contains the features of other images", "remove it to compute them again")
+        raise UserError(
+            f"{file} contains the features of other images", "remove this file to compute the features again"
+        )
     return found
 
 
@@ -269,11 +271,11 @@ def read_reference(path: Path) -> ImageFeatures:
         whole = digest(features) == metadata["sha256"]
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise DamagedFileError(
-            f"{path} is not a reference written by tintype, or is damaged ({error})", _REMAKE
+            f"{path} is damaged, or is not a reference file that tintype wrote ({error})", _REMAKE
         ) from None
     expected = _content_sha256(metadata, digests)
     if not whole or metadata.get(_OF_ALL, expected) != expected:  # earlier versions hashed the features alone
-        raise damaged(path, "it does not match its checksum", _REMAKE)
+        raise damaged(path, "the file does not match its checksum", _REMAKE)
     return ImageFeatures(features, about, digests)
 
 

@@ -280,7 +280,7 @@ def read_result(file: Path) -> EvaluationResult:
     remake = _remake(file)
     content = read_checked(file, remake, FORMAT)
     if not content:
-        raise damaged(file, "it is missing or empty", remake)
+        raise damaged(file, "the file is missing or empty", remake)
     for name in content.pop(_BESIDE, ()):
         if not (file.parent / name).is_file():
             raise damaged(file.parent / name, "it is missing", remake)

@@ -99,7 +99,7 @@ def evaluate(
         if not world.leads:
             return result_of(world.broadcast())
         if bad := nonfinite(card.measured):
-            raise DivergedError(f"{path}: the model has diverged; not finite: {', '.join(bad)}")
+            raise DivergedError(f"{path}: the model has diverged; these scores are not finite: {', '.join(bad)}")
         init_warning = plan.ema.init_warning(step) if plan.ema and average is None else None
         previews = _save_previews(next(samples[0].shards()), file.parent, path, fence)
         results.write_misread(file, samples[0].prompts, card.misread, fence)

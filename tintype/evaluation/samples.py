@@ -130,7 +130,7 @@ class Samples:
 
     def _refuse_gaps(self) -> None:
         if self.missing():
-            raise UserError(f"{self.folder} lacks images that were there before", f"{again()} again")
+            raise UserError(f"{self.folder} lacks images that existed before", f"{again()} again")
 
 
 def samples_of(

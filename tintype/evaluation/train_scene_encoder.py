@@ -52,7 +52,9 @@ class SceneEncoderTraining(Settings):
     seed: int = Field(0, ge=0)
     steps: int = Field(8000, ge=1)
     batch: int = Field(512, ge=1)
-    measured_scenes: int = Field(4096, ge=1, description="Scenes of each size and style for measuring accuracy")
+    measured_scenes: int = Field(
+        4096, ge=1, description="Number of scenes of each size and style on which accuracy is measured"
+    )
     save_every_steps: int = Field(500, ge=1)
     log_every_steps: int = Field(10, ge=1)
 

@@ -88,20 +88,20 @@ def to_config(model: ModelSettings, channels: int, text_dim: int) -> dict[str, A
 
 def from_config(stated: Mapping[str, Any], place: str) -> PrxConfig:
     if stated.get("_class_name", CLASS) != CLASS:
-        raise UserError(f"{place} is a '{stated['_class_name']}'; only {CLASS} can be imported")
+        raise UserError(f"{place} is a model of the class '{stated['_class_name']}', but only {CLASS} can be imported")
     try:
         config = PrxConfig.model_validate({key: stated[key] for key in stated if key not in _OF_NO_CONSEQUENCE})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key = first["loc"][0]
         if first["type"] == "extra_forbidden":
-            raise UserError(f"{place} says {key}, which this version of tintype does not know") from None
-        raise UserError(f"{place} says {first['input']!r} for '{key}': {problem_words(first)}") from None
+            raise UserError(f"{place} has the setting {key}, which this version of tintype does not know") from None
+        raise UserError(f"{place} has the value {first['input']!r} for '{key}': {problem_words(first)}") from None
     half = config.width // max(1, config.heads) // 2
     if config.axes != [half, half]:
         raise UserError(
-            f"{place}: axes_dim is {config.axes}, and tintype has {[half, half]} for heads of {2 * half}: half of a "
-            "head turns with the row, half with the column"
+            f"{place}: axes_dim is {config.axes}, but must be {[half, half]} for heads of width {2 * half}, "
+            f"since tintype uses half of a head for rows and half for columns"
         )
     return config
 
@@ -116,7 +116,8 @@ def from_tensors(tensors: Mapping[str, Tensor], channels: int | None, place: str
     lacking = [name for name in _TELLING if name not in tensors]
     if lacking or not blocks:
         raise UserError(
-            f"{place} is not a PRX transformer, in diffusers' names or in those of PRX's training: it has no "
+            f"{place} is not a PRX transformer, neither with diffusers' names nor with those of PRX's training "
+            f"code: it lacks "
             f"{', '.join(lacking) or 'blocks'}"
         )
     width = tensors["txt_in.weight"].shape[0]
@@ -124,13 +125,15 @@ def from_tensors(tensors: Mapping[str, Tensor], channels: int | None, place: str
     hidden, flat = tensors["blocks.0.gate_proj.weight"].shape[0], tensors["final_layer.linear.weight"].shape[0]
     if channels is None:
         raise UserError(
-            f"{place}: its shapes do not determine channels and patch (a patch has {flat} numbers)",
+            f"{place}: the tensor shapes do not determine both the number of channels and the patch size (a "
+            f"patch has {flat} numbers)",
             f"name the tokenizer: {setting('tokenizer.kind', 'flux1')}, or {setting('tokenizer.kind', 'pixels')}",
         )
     patch = math.isqrt(flat // channels)
     if patch * patch * channels != flat:
         raise UserError(
-            f"{place}: patches of {flat} numbers are not squares of {channels} channels", "name its tokenizer"
+            f"{place}: patches of {flat} numbers cannot be squares with {channels} channels",
+            "name the model's tokenizer",
         )
     bottleneck = tensors.get("img_in.0.weight")
     return {
@@ -163,7 +166,7 @@ def check_tensors(
         raise UserError(f"{place} does not match the PRX transformer in its config: {found}")
     strange = sorted({str(tensor.dtype) for tensor in tensors.values() if tensor.dtype not in _FLOATS})
     if strange:
-        raise UserError(f"{place} has tensors of {', '.join(strange)}; only fp32, bf16 and fp16 are read")
+        raise UserError(f"{place} has tensors of {', '.join(strange)}, but tintype reads only fp32, bf16 and fp16")
 
 
 def _renamed(name: str, table: Mapping[str, str]) -> str:

@@ -45,7 +45,7 @@ def network_of(form: TransformersForm) -> Any:
     module = type(network).__module__
     if name != "T5GemmaEncoder" and not (module.startswith("transformers.") and name in dir(transformers)):
         raise UserError(
-            f"text: the encoder is a {module}.{name}, which transformers cannot load by its name",
+            f"text: the encoder has the class {module}.{name}, which the library transformers cannot load by name",
             "train with another text encoder",
         )
     return network
@@ -76,8 +76,9 @@ def null_prompt(form: TransformersForm) -> str:
     text = str(tokenizer.convert_ids_to_tokens(form.nothing))
     if tokenizer(text)["input_ids"] != [form.nothing]:
         raise UserError(
-            f"text: the tokenizer makes no token of the empty caption, but training had the token '{text}' for it. The "
-            "tokenizer does not read that text as this token, so a pipeline cannot guide as tintype does",
+            f"text: the tokenizer gives no token for the empty caption, but training used the token '{text}'. "
+            f"The tokenizer does not parse that text as this token, so a pipeline cannot reproduce "
+            f"tintype's guidance",
             "train with another text encoder",
         )
     return text
@@ -112,9 +113,9 @@ def for_pipeline(tokenizer: Tokenizer) -> Any:
     if type(network).__name__ == "AutoencoderDC":
         if scale is None or shift != 0:
             raise UserError(
-                "AutoencoderDC has one scaling_factor and no shift; this run's latents have a shift, or a scale for "
-                "each channel (tokenizer.shift, tokenizer.scale). Its networks begin with wide convolutions, into "
-                "which a shift cannot be folded",
+                "AutoencoderDC has one scaling_factor and no shift, but this run's latents have a shift, or a "
+                "scale for each channel (tokenizer.shift, tokenizer.scale). Its networks begin with "
+                "convolutions larger than 1 × 1, into which a shift cannot be folded",
                 "train with one tokenizer.scale and no tokenizer.shift",
             )
         network.register_to_config(scaling_factor=scale)

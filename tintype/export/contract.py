@@ -37,8 +37,8 @@ def holds(plan: Plan) -> bool:
 
 
 def check_single_file(plan: Plan, run: Path | None = None) -> None:
-    """Raise if a file with only the denoiser would be useless, since other tools lack a part that sampling needs."""
-    _refuse(plan, "safetensors", "one file of the denoiser cannot hold this run", run)
+    """Raise if a file with the denoiser alone is useless, since other tools lack a part that sampling needs."""
+    _refuse(plan, "safetensors", "a single file with the denoiser cannot represent this run", run)
 
 
 def obstacles(plan: Plan, form: ExportForm) -> list[Obstacle]:

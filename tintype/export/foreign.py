@@ -63,8 +63,8 @@ def read_foreign(place: Path, weights: str | None) -> Foreign:
         folder = place / "transformer" if (place / "transformer").is_dir() else place
         if not (folder / "config.json").is_file():
             raise UserError(
-                f"{place} is not a PRX model of diffusers: it has no transformer/config.json and no config.json. A run "
-                "of tintype needs no import; for a single file, give its path"
+                f"{place} is not a PRX model of diffusers: transformer/config.json and config.json are both "
+                f"missing. A run of tintype needs no import; for a single file, give the path of the file"
             )
         config = from_config(json_object(folder / "config.json"), str(folder / "config.json"))
         files, record = _shards(folder), place / ABOUT
@@ -72,11 +72,13 @@ def read_foreign(place: Path, weights: str | None) -> Foreign:
     else:
         if place.suffix in _PICKLED:
             raise UserError(
-                f"{place} is a pickle, which can run code when it is opened and is never read",
-                "load it where you trust it and write its tensors with safetensors.torch.save_file",
+                f"{place} is a pickle file. tintype never reads pickles, since loading one can run code",
+                "if you trust the file, load it elsewhere and save its tensors with safetensors.torch.save_file",
             )
         if not place.is_file():
-            raise UserError(f"there is no {place}", "name a folder of diffusers or a .safetensors file")
+            raise UserError(
+                f"{place} does not exist", "give a folder in the format of diffusers, or a .safetensors file"
+            )
         files, record = [place], place
         with _readable(place), safe_open(place, "pt") as opened:
             written = (opened.metadata() or {}).get(ABOUT_IN_HEADER)
@@ -88,7 +90,7 @@ def read_foreign(place: Path, weights: str | None) -> Foreign:
     denoiser, kind = denoiser_in(tensors, weights, str(place))
     if weights is not None and about and about.get("weights") != weights:
         raise UserError(
-            f"{place} has the {about.get('weights')} weights of a run and no others", f"leave {option('weights')} out"
+            f"{place} contains only the {about.get('weights')} weights of a run", f"leave {option('weights')} out"
         )
     digests = {str(file.relative_to(place)) if config else file.name: sha256_of(file) for file in files}
     sections = _recorded(about) | (_pipeline_sections(place, about) if config else {})
@@ -101,26 +103,29 @@ def _shards(folder: Path) -> list[Path]:
         listed = json_object(index).get("weight_map")
         names = sorted(set(listed.values())) if isinstance(listed, dict) else []
         if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
-            raise UserError(f"{index} does not list the files of the weights")
+            raise UserError(f"{index} does not list the weight files")
     else:
         names = [_WEIGHTS]
     lacking = [name for name in names if not (folder / name).is_file()]
     if lacking:
         raise UserError(
-            f"{folder} has no {', '.join(lacking)}: tintype reads only safetensors, since other formats can run code"
+            f"{folder} has no {', '.join(lacking)}: tintype reads only safetensors files, since other formats "
+            f"can run code"
         )
     return [folder / name for name in names]
 
 
 def _readable(file: Path) -> AbstractContextManager[None]:
-    return as_user_error((SafetensorError, OSError), f"{file} cannot be read as safetensors", "is it whole?")
+    return as_user_error(
+        (SafetensorError, OSError), f"{file} cannot be read as safetensors", "check that the file is complete"
+    )
 
 
 def _about(text: str, place: Path) -> Section:
-    with as_user_error(ValueError, f"{place}: the record of tintype"):
+    with as_user_error(ValueError, f"{place}: tintype's metadata cannot be read"):
         read = parse_object(text)
     if read.get("format") != 1:
-        raise UserError(f"{place} was written by another version of tintype; this one reads format 1")
+        raise UserError(f"{place} was written by another version of tintype; this version reads format 1")
     return read
 
 
@@ -158,7 +163,7 @@ def _pipeline_sections(place: Path, about: Section) -> Section:
         return {}
     pipeline = stated.get("_class_name")
     if pipeline not in _PREDICTIONS:
-        raise UserError(f"{index} is of a '{pipeline}'; only {' and '.join(_PREDICTIONS)} can be imported")
+        raise UserError(f"{index} describes a pipeline '{pipeline}'; only {' and '.join(_PREDICTIONS)} can be imported")
     sections: Section = {"text": _text(place, stated, about.get("text", {}))}
     sections["tokenizer"] = (
         {"kind": "pixels"} if pipeline == "PRXPixelPipeline" else _autoencoder(place, about.get("tokenizer", {}))
@@ -201,11 +206,13 @@ def _autoencoder(place: Path, recorded: Section) -> Section:
     held = {part.class_name: part.kind_name() for part in reversed(TOKENIZERS) if part.why_not_exported is None}
     kind = held.get(config.get("_class_name"))
     if kind is None:
-        raise UserError(f"{file} is of a '{config.get('_class_name')}'; PRX has AutoencoderKL or AutoencoderDC")
+        raise UserError(
+            f"{file} describes a '{config.get('_class_name')}', but PRX uses AutoencoderKL or AutoencoderDC"
+        )
     blocks = config.get("encoder_block_out_channels") or config.get("block_out_channels")
     channels = config.get("latent_channels")
     if not isinstance(blocks, list) or not isinstance(channels, int):
-        raise UserError(f"{file} does not state the autoencoder's channels and blocks")
+        raise UserError(f"{file} does not state the number of channels and blocks of the autoencoder")
     size = {"channels": channels, "stride_px": 2 ** (len(blocks) - 1)}
     kept: Section = {key: recorded[key] for key in ("posterior", "compute") if key in recorded}
     return {"kind": kind, "weights": str(place.absolute()), "subfolder": "vae", **size, **kept}

@@ -75,9 +75,9 @@ def _check_parts(foreign: Foreign, parts: Model) -> None:
     plan, reads = parts.plan, foreign.tensors.get("txt_in.weight")
     if reads is not None and reads.shape[-1] != parts.text.dim:
         raise UserError(
-            f"{foreign.place} reads text of width {reads.shape[-1]}, but the plan's encoder '{plan.text.kind}' gives "
-            f"{parts.text.dim}",
-            f"name its own with {setting('text.kind', '…')} and {setting('text.weights', '…')}",
+            f"{foreign.place} needs text embeddings of width {reads.shape[-1]}, but the plan's encoder "
+            f"'{plan.text.kind}' gives width {parts.text.dim}",
+            f"name the model's own encoder with {setting('text.kind', '…')} and {setting('text.weights', '…')}",
         )
     check_tensors(foreign.tensors, plan.model, parts.tokenizer.channels, parts.text.dim, str(foreign.place))
 
@@ -117,24 +117,27 @@ def _add_model(foreign: Foreign, document: Document, assignments: Sequence[str])
 def _check(foreign: Foreign, plan: Plan) -> None:
     if not plan.text.is_frozen:
         raise UserError(
-            f"{foreign.place} has no text encoder, and '{plan.text.kind}' would be untrained",
-            f"name the one that it was trained with: {setting('text.kind', 't5gemma')}, and "
-            f"{setting('text.weights', 'FOLDER')} where it is not the hub's",
+            f"{foreign.place} has no text encoder, and the plan's encoder '{plan.text.kind}' would be untrained",
+            f"name the encoder of the model's training: {setting('text.kind', 't5gemma')}, and "
+            f"{setting('text.weights', 'FOLDER')} unless its weights are on the hub",
         )
     channels = plan.tokenizer.compression.channels
     if foreign.config is not None and foreign.config.channels != channels:
         raise UserError(
-            f"{foreign.place} works on {foreign.config.channels} channels, but the plan's tokenizer "
-            f"'{plan.tokenizer.kind}' has {channels}",
-            f"name its own with {setting('tokenizer.kind', '…')}",
+            f"{foreign.place} needs latents with {foreign.config.channels} channels, but the plan's tokenizer "
+            f"'{plan.tokenizer.kind}' gives {channels}",
+            f"name the model's own tokenizer with {setting('tokenizer.kind', '…')}",
         )
     if plan.tuning is not None or route_obstacles(plan):
         raise UserError(
-            "the plan has layers that the model lacks (a tokenizer that is tuned, or a route with a layer of its own)",
-            "import it without, and train another plan from there",
+            "the plan has layers that the imported model lacks (tuning of the tokenizer, or a route with an "
+            "extra layer)",
+            "import the model without these settings, then train a plan with them from the imported weights",
         )
     if plan.start is not None:
-        raise UserError("the plan starts from another run (start), so the import would not be used", "leave it out")
+        raise UserError(
+            "the plan starts from another run (start), so the imported weights would not be used", "leave start out"
+        )
     for name, tensor in foreign.tensors.items():
         if tensor.is_floating_point() and not tensor.isfinite().all():
             raise UserError(f"{foreign.place}: {name} is not finite")

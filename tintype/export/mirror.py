@@ -134,7 +134,7 @@ def _named(unit: Unit, source: Place, scratch: Path) -> dict[str, str]:
         named: Any = parse_object(copy.read_bytes())["sha256"]
         found = {f"{unit.folder}/{name}": str(digest) for name, digest in named.items()}
     except (ValueError, KeyError, AttributeError):
-        raise DamagedFileError(f"{MANIFEST} does not name the files") from None
+        raise DamagedFileError(f"{MANIFEST} does not list the files") from None
     if missing := sorted(set(found) - set(unit.names)):
         raise DamagedFileError(f"{Path(missing[0]).name} is missing")
     return found

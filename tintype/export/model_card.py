@@ -65,14 +65,14 @@ class CardOptions:
             raise UserError(f"{option('library', self.library)} is unknown", f"valid: {', '.join(get_args(Library))}")
         if self.license is not None and not _LICENSE.fullmatch(self.license):
             raise UserError(
-                f"{option('license', self.license)} is not the identifier of a licence",
-                "write it as on the hub, in lower case, for example apache-2.0 or cc-by-4.0",
+                f"{option('license', self.license)} is not a licence identifier",
+                "write the identifier as on the hub, in lower case, for example apache-2.0 or cc-by-4.0",
             )
         names = {"base-model": [self.base_model], "repo": [self.repo], "dataset": self.datasets}
         for of, name in ((of, name) for of, some in names.items() for name in some if name is not None):
             if not HUB_NAME.fullmatch(name):
                 raise UserError(
-                    f"{option(of, name)} is not the name of a repository of the hub", "write it as OWNER/NAME"
+                    f"{option(of, name)} is not a valid repository name of the hub", "write it as OWNER/NAME"
                 )
 
 
@@ -127,7 +127,7 @@ def write_card(card: Card, file: Path, overwrite: bool = False) -> list[Path]:
     changed = [path for path, content in wanted.items() if path.exists() and path.read_bytes() != content]
     if changed and not overwrite:
         raise UserError(
-            f"{changed[0]} exists already and differs",
+            f"{changed[0]} exists already with another content",
             f"use {option('overwrite')} to replace it, or another {option('out')}",
         )
     for path, content in wanted.items():
@@ -210,7 +210,7 @@ def _prompts(record: CardRecord, options: CardOptions, count: int) -> list[str]:
         return []
     if not data.at_hand:
         raise UserError(
-            f"{option('with-captions')}: the store with the captions is not on this machine", "leave it out"
+            f"{option('with-captions')}: the store that contains the captions is not on this machine", "leave it out"
         )
     result = record.evaluations[0].result
     protocol, scored = result.protocol, scored_data(plan, result.protocol, result.step)

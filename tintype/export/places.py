@@ -139,7 +139,10 @@ class ObjectStore:
             try:
                 self._system = fsspec.filesystem(protocol, skip_instance_cache=True, use_listings_cache=False)
             except ImportError as error:
-                raise UserError(f"{protocol}:// needs a package ({error})", f"pip install 'tintype[{EXTRA}]'") from None
+                raise UserError(
+                    f"addresses with {protocol}:// need a package that is not installed ({error})",
+                    f"pip install 'tintype[{EXTRA}]'",
+                ) from None
         self._root: str = self._system._strip_protocol(self.address)
         self._sizes: dict[str, int] = {}
         self._index: dict[str, dict[str, Any]] = {}
@@ -153,7 +156,7 @@ class ObjectStore:
         for name in names:
             if not is_safe(name):
                 raise UserError(
-                    f"{self.address} has a file named {name!r}, which points outside the folder", "remove it"
+                    f"{self.address} has a file named {name!r}, which points outside the folder", "remove this file"
                 )
         self._sizes = {name: about["size"] for name, about in sorted(names.items()) if is_wanted(name)}
         return self._sizes
@@ -210,7 +213,10 @@ class ObjectStore:
             self._system.put_file(str(source), self._path(name))
             size = self._system.info(self._path(name))["size"]
         if size != source.stat().st_size:
-            raise UserError(f"{self.address}/{name} has {size} bytes after the upload of {source.stat().st_size}")
+            raise UserError(
+                f"{self.address}/{name} has {size} bytes after the upload, but the local file has "
+                f"{source.stat().st_size}"
+            )
 
     def _read_index(self) -> dict[str, dict[str, Any]]:
         with tempfile.TemporaryDirectory() as scratch:
@@ -248,16 +254,16 @@ def open_place(address: str) -> Place:
     protocol, found, rest = address.partition("://")
     if _LOGIN.search(address):
         raise UserError(
-            f"{without_secrets(address)} contains a login",
-            "remove it, and set the variables or files that the "
-            "store's own tools read (AWS_ACCESS_KEY_ID, ~/.aws, GOOGLE_APPLICATION_CREDENTIALS)",
+            f"{without_secrets(address)} contains a user name or password",
+            "remove both, and use the environment variables or files that the object store's own tools read "
+            "(AWS_ACCESS_KEY_ID, ~/.aws, GOOGLE_APPLICATION_CREDENTIALS)",
         )
     if not found or protocol == "file":
         with as_user_error(ValueError, f"cannot read {address!r}"):
             return Folder(Path(rest if found else address))
     if protocol not in STORES:
         valid = ", ".join(f"{one}://" for one in (*STORES, "file"))
-        raise UserError(f"{protocol}:// is not known", f"give a folder, or an address with {valid}")
+        raise UserError(f"the protocol {protocol}:// is not supported", f"give a folder, or an address with {valid}")
     if not rest.strip("/"):
         raise UserError(f"{address} names no bucket", f"give an address such as {protocol}://bucket/studies/mini")
     return ObjectStore(address)

@@ -68,31 +68,36 @@ Consent = Callable[[Upload, Destination], bool]
 def collect(folder: Path, repo: str = "OWNER/NAME") -> Upload:
     """Return the files of a folder to upload. Raise if the folder contains something that must not be published."""
     if not folder.is_dir():
-        raise UserError(f"there is no folder {folder}", "`tintype export` writes one")
+        raise UserError(f"the folder {folder} does not exist", "`tintype export` writes such a folder")
     record = RunRecord(folder)
     if record.metrics_file.exists() and record.checkpoints.is_dir():
         held = is_run(folder) and holds(record.plan)
         form = "diffusers" if held else "tintype"
         raise UserError(
-            f"{folder} is the folder of a run: its plan and logs have paths of this machine, and its checkpoints "
-            "optimizer state",
+            f"{folder} is the folder of a run, and not meant for publishing: its plan and logs contain paths of "
+            f"this machine, its checkpoints contain optimizer state",
             f"`tintype export {quote(str(folder))} --to {quote(form)} --out DIR --push {quote(repo)}` "
-            "writes a folder that can be published, and sends it",
+            "writes a folder that can be published, and uploads it",
         )
     if not (folder / CARD).is_file():
-        raise UserError(f"{folder} has no card", f"`tintype card RUN --out {quote(str(folder / CARD))}` writes one")
+        raise UserError(
+            f"{folder} has no model card", f"`tintype card RUN --out {quote(str(folder / CARD))}` writes one"
+        )
     hidden, files, own = [], [], bool(record.about)
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if any(part.startswith(".") for part in Path(name).parts) or (own and name.partition("/")[0] == EVALUATION):
             hidden.append(name)
         elif path.is_symlink():
-            raise UserError(f"{path} is a link", "put the file itself there: the target of a link is easily overlooked")
+            raise UserError(
+                f"{path} is a link",
+                "replace the link by the file itself, since the target of a link is easily overlooked",
+            )
         elif path.is_file():
             if path.suffix.lower() in _PICKLES or _is_pickle(path):
                 raise UserError(
-                    f"{path} is a pickle or may contain one, and a pickle can run code when it is loaded",
-                    "publish safetensors, and take this file out of the folder",
+                    f"{path} is a pickle or may contain one, and loading a pickle can run code",
+                    "publish weights as safetensors, and remove this file from the folder",
                 )
             files.append(name)
     return Upload(folder, tuple(files), tuple(hidden))
@@ -121,17 +126,17 @@ def push(folder: Path, repo: str, consent: Consent, *, private: bool = False) ->
 def log_in(repo: str, *, private: bool = False) -> tuple[HfApi, Destination]:
     """Log in with the token of huggingface_hub, and check the repository without changing it."""
     if not HUB_NAME.fullmatch(repo):
-        raise UserError(f"{repo} is not the name of a repository", "write it as OWNER/NAME")
+        raise UserError(f"{repo} is not a valid repository name", "write it as OWNER/NAME")
     token = get_token()
     if not token:
-        raise UserError("no token of the hub was found", _LOG_IN)
+        raise UserError("no access token for the hub was found", _LOG_IN)
     api = HfApi(token=token, library_name="tintype")
     with _explained(api, repo):
         destination = _destination(api, repo, private)
     if private and not destination.private:
         raise UserError(
             f"{repo} exists already and is public, but {option('private')} was given",
-            "make it private in its settings, or choose another name",
+            "make the repository private in its settings, or choose another name",
         )
     return api, destination
 
@@ -151,8 +156,8 @@ def _check_arrived(api: HfApi, upload: Upload, repo: str) -> None:
     if lost:
         raise UserError(
             f"{repo} does not have the uploaded content of {', '.join(lost[:5])}",
-            "does a .gitignore of the repository leave "
-            "it out, or did the folder change on the way? Fix this and rerun the command",
+            "a .gitignore in the repository may exclude these files, or the folder may have changed during the "
+            "upload. Fix this and rerun the command",
         )
 
 
@@ -185,8 +190,8 @@ def _explained(api: HfApi, repo: str) -> Iterator[None]:
         elif broken is not None:
             what = f"{api.endpoint} cannot be reached or broke off"
             fix = (
-                f"check the connection, then {_AGAIN}. Without a network, copy the folder to a machine that has one "
-                "and push it there"
+                f"check the connection, then {_AGAIN}. Without a network, copy the folder to a machine with a "
+                f"network and push it from there"
             )
         else:
             what, fix = "huggingface_hub gave up", f"fix what it names, then {_AGAIN}"

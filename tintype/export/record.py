@@ -217,7 +217,10 @@ def read_record(
     run = RunRecord(path)
     plan, step, origin = run.plan, run.whole_step or run.logged_step, read_origin(run)
     if not step and origin is None:
-        raise UserError(f"{path} has not been trained for a step yet", "`tintype train` first, then write its card")
+        raise UserError(
+            f"{path} has not been trained for a single step yet",
+            "train the run first (`tintype train`), then write its card",
+        )
     results = [read_result(file) for file in run.result_files]
     every = [Evaluation(result, definitions(result.protocol, plan.data.of_scenes)) for result in results]
     fitting = [one for one in every if (one.result.ema.length if one.result.ema else None) == ema_length]

@@ -127,17 +127,19 @@ def load_trained(run: Path, weights: Weights | None, ema_length: float | None = 
     if about := record.about:
         if ema_length is not None or weights not in (None, about["weights"]):
             raise UserError(
-                f"{run} is an exported model and has its {about['weights']} weights only",
+                f"{run} is an exported model, which contains only the run's {about['weights']} weights",
                 f"leave {option('weights')} and {option('ema-length')} out, or export the run itself",
             )
         parts, step = load_run(run, "cpu")
         return Trained(parts, step, about["weights"])
     record.check_plan()
     if weights == "average" and plan.ema is None:
-        raise UserError(f"{run} keeps no average of its weights", f"use {option('weights', 'raw')}")
+        raise UserError(f"{run} has no average of its weights", f"use {option('weights', 'raw')}")
     if weights == "raw" and ema_length is not None:
         raise UserError(
-            f"{option('ema-length')} is of an average, but {option('weights', 'raw')} is not", "leave one of them out"
+            f"{option('ema-length')} chooses a weight average, but {option('weights', 'raw')} chooses weights "
+            f"that are not averaged",
+            "leave one of them out",
         )
     if not record.saved_steps:
         raise UserError(
@@ -161,7 +163,9 @@ class Exported:
 def export_file(run: Path, out: Path, options: ExportOptions = USUAL) -> Exported:
     """Write the file. After an error, no file remains."""
     if out.suffix != _SUFFIX:
-        raise UserError(f"{option('out', out)} has the wrong ending", f"name a single file NAME{_SUFFIX}")
+        raise UserError(
+            f"{option('out', out)} has the wrong ending", f"give the name of one file that ends in {_SUFFIX}"
+        )
     refuse_existing(out)
     check_single_file(RunRecord(run).plan, run)
     trained = load_trained(run, options.weights, options.ema_length)

@@ -25,7 +25,7 @@ def written_whole(target: Path) -> Iterator[Path]:
     """Yield a temporary path for a file or folder. At the end, rename it to the target."""
     refuse_existing(target)
     target = target.absolute()
-    with as_user_error(OSError, f"cannot write {target}", f"make room or choose another {option('out')}"):
+    with as_user_error(OSError, f"cannot write {target}", f"free some disk space, or choose another {option('out')}"):
         target.parent.mkdir(parents=True, exist_ok=True)
         remove_unfinished(target.parent, glob.escape(target.name))
         with written_beside(target) as temporary:

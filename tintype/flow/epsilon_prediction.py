@@ -27,7 +27,9 @@ class EpsilonPredictionSettings(ObjectivePart):
     predicts: ClassVar[Literal["velocity", "x", "epsilon"]] = "epsilon"
 
     kind: Literal["epsilon-prediction"] = "epsilon-prediction"
-    clamp: float = Field(CLAMP, gt=0, lt=1, description="Smallest 1 - t in the division")
+    clamp: float = Field(
+        CLAMP, gt=0, lt=1, description="Lower bound of 1 - t where the velocity is computed by a division by 1 - t"
+    )
 
     def obstacles(self, form: ExportForm) -> Iterator[Obstacle]:
         yield from super().obstacles(form)

@@ -59,10 +59,14 @@ class Guide:
 
 class GuidancePart(Part):
     scale: float = Field(3.5, ge=0, description="Guidance scale; 1 switches guidance off")
-    from_t: float = Field(0.0, ge=0, le=1, description="Guidance is used from this t on")
-    to_t: float = Field(1.0, ge=0, le=1, description="and up to this t; t = 1 is noise")
+    from_t: float = Field(
+        0.0, ge=0, le=1, description="Smallest t at which guidance is used; t = 0 is data, t = 1 is noise"
+    )
+    to_t: float = Field(
+        1.0, ge=0, le=1, description="Largest t at which guidance is used; t = 0 is data, t = 1 is noise"
+    )
     unbias: bool = Field(
-        False, description="Undo the bias of the run's own contrastive loss; no effect on a run without one"
+        False, description="Correct the bias that the contrastive loss of the run causes; no effect without that loss"
     )
 
     def problems(self) -> Iterator[str]:
@@ -120,7 +124,9 @@ class SelfSettings(GuidancePart):
     """
 
     kind: Literal["self"] = "self"
-    share: float = Field(0.5, gt=0, lt=1, description="Share of the tokens that skip in the weak branch")
+    share: float = Field(
+        0.5, gt=0, lt=1, description="Share of the tokens that skip the middle blocks in the weak branch"
+    )
 
     @property
     def words(self) -> str:
@@ -152,10 +158,14 @@ class AutoguidanceSettings(GuidancePart):
     kind: Literal["autoguidance"] = "autoguidance"
     step: int | float = Field(
         0.0625,
-        description="Step of the earlier weights, or a share of the training: the first snapshot that is not before it",
+        description="Step of the earlier weights, or a share of the training; the first snapshot at or after "
+        "this step is used",
     )
     length: float | None = Field(
-        None, gt=0, description="Length of the earlier weight average; by default the one that sampling loads"
+        None,
+        gt=0,
+        description="Length of the weight average to use at the earlier step; by default the length "
+        "that sampling loads",
     )
 
     def problems(self) -> Iterator[str]:

@@ -35,8 +35,8 @@ class ImmiscibleSettings(NoisePart):
     candidates: int = Field(
         4,
         ge=2,
-        description="k: noises drawn for each image, which uses the nearest one; the authors use 4 in flow "
-        "matching and 64 in Stable Diffusion",
+        description="Number k of noises drawn for each image, of which the nearest is used; the authors use 4 "
+        "for flow matching and 64 for Stable Diffusion",
     )
 
     def pair(self, objective: Objective) -> Immiscible:

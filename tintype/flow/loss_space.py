@@ -25,14 +25,14 @@ from tintype.seams import Objective, TimeDensity, Weighting
 class LossSpaceSettings(WeightingPart):
     kind: Literal["loss-space"] = "loss-space"
     space: Literal["x", "epsilon"] = Field(
-        "x", description="The squared error in the loss: the clean image's, or the noise's"
+        "x", description="Quantity whose squared error is the loss: the clean image (x) or the noise (epsilon)"
     )
 
     def check(self, plan: PlanView) -> None:
         if plan.main_loss.kind != "square":
             raise ValueError(
-                "loss-space: only squared errors of x, noise and velocity differ by a factor of t, and main_loss.kind "
-                f"is '{plan.main_loss.kind}'; leave one of them out"
+                f"loss-space: the technique needs a squared error as main loss, but main_loss.kind is "
+                f"'{plan.main_loss.kind}'; leave one of the two out"
             )
 
     def build(self, time: TimeDensity, objective: Objective) -> Weighting:

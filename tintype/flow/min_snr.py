@@ -25,8 +25,8 @@ from tintype.seams import Objective, TimeDensity, Weighting
 
 class MinSnrSettings(WeightingPart):
     kind: Literal["min-snr"] = "min-snr"
-    gamma: float = Field(5.0, gt=0, description="Upper bound of the signal-to-noise ratio in the weight")
-    normalised: bool = Field(True, description="Divide by the mean weight under the density of t")
+    gamma: float = Field(5.0, gt=0, description="Upper bound (gamma) of the signal-to-noise ratio in the loss weight")
+    normalised: bool = Field(True, description="Divide the loss weight by its mean over the training density of t")
 
     def build(self, time: TimeDensity, objective: Objective) -> Weighting:
         def plain(t_B: Tensor) -> Tensor:

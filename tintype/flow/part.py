@@ -33,17 +33,23 @@ class TimePart(Part):
     All kinds share these keys, so a change of the kind changes only one key.
     """
 
-    uniform_share: float = Field(0.1, ge=0, le=1, description="mixture: the share drawn uniformly and not shifted")
-    mean: float = Field(0.0, description="Mean of the normal under the logistic function")
+    uniform_share: float = Field(
+        0.1, ge=0, le=1, description="mixture: share of the times that are drawn uniformly, without a shift"
+    )
+    mean: float = Field(0.0, description="Mean of the logit-normal density before the logistic function")
     std: float = Field(1.0, gt=0, description="Its standard deviation")
-    lowest: float = Field(0.001, ge=0, lt=1, description="Smallest t that is drawn")
-    shift: float = Field(1.0, gt=0, description="t' = s t / (1 + (s - 1) t) in training; in sampling: sampling.shift")
+    lowest: float = Field(0.001, ge=0, lt=1, description="Smallest t that training draws")
+    shift: float = Field(
+        1.0,
+        gt=0,
+        description="Shift s of training times, t' = s t / (1 + (s - 1) t); sampling has its own, sampling.shift",
+    )
 
     shift_by: ShiftBy = Field(
         "none",
-        description="Multiplies shift by a function of the number of tokens: sqrt (1 at 256 tokens), flux (exp of "
-        "FLUX's mu), or dimension (RAE's root of the numbers of an image's latents, 1 at 4096); in sampling: "
-        "sampling.shift_by",
+        description="Factor of shift that depends on the image size: sqrt (root of the number of tokens, 1 at "
+        "256 tokens), flux (exp of FLUX's mu), or dimension (RAE: root of the number of latent values, 1 at "
+        "4096); sampling has its own, sampling.shift_by",
     )
 
     @property
@@ -121,7 +127,7 @@ class ObjectivePart(Part):
     """The quantity that the denoiser predicts. `build` converts it to a velocity."""
 
     noise_scale: float = Field(
-        1.0, gt=0, description="Deviation of the noise, in training, validation and sampling; PRXPixel has 2"
+        1.0, gt=0, description="Standard deviation of the noise in training, validation and sampling; PRXPixel uses 2"
     )
 
     @property

@@ -23,7 +23,7 @@ from tintype.settings import Plain, PlanView, Settings
 def _is_block(value: int | float) -> int | float:
     if value >= 1 if isinstance(value, int) else 0 < value <= 1:
         return value
-    raise ValueError("a block is a whole number from 1 on, or a share of the depth above 0 and up to 1.0")
+    raise ValueError("a block must be a whole number of at least 1, or a share of the depth (above 0, at most 1.0)")
 
 
 Block = Annotated[int | float, AfterValidator(_is_block)]
@@ -33,14 +33,19 @@ Block = Annotated[int | float, AfterValidator(_is_block)]
 class RouteOptions(Settings):
     """A route's options in a user's notation."""
 
-    share: float = Field(gt=0, lt=1, description="Share of the tokens that skip the range of blocks")
-    first: Block | None = Field(None, description="First block that they skip, counted from 1, or a share of the depth")
-    last: Block | None = Field(None, description="Last block that they skip, counted from 1, or a share of the depth")
+    share: float = Field(gt=0, lt=1, description="Share of the tokens that skip the blocks from first to last")
+    first: Block | None = Field(
+        None, description="First block that the tokens skip: its number, counted from 1, or a share of the depth"
+    )
+    last: Block | None = Field(
+        None, description="Last block that the tokens skip: its number, counted from 1, or a share of the depth"
+    )
     dense: float = Field(
         0.0,
         ge=0,
         le=1,
-        description="Share of the steps, at the end, in which no token skips; 1: all steps, for a second stage by sft",
+        description="Share of the steps at the end of training in which no token skips; 1: no token skips at "
+        "any step, for a second stage with sft",
     )
 
     def resolved(self, plan: PlanView) -> Plain:
@@ -62,9 +67,8 @@ class RouteOptions(Settings):
         first = min(steps - 1, round(steps * (1 - self.dense)))
         if first < 1:
             raise UserError(
-                f"dense: with {self.dense:g} of {steps} steps (train.steps) dense at the end, there is no step in "
-                "which tokens skip",
-                "lower dense, train longer, or take dense=1 for none at any step",
+                f"dense: tokens never skip, since the last {self.dense:g} of the {steps} steps (train.steps) are dense",
+                "lower dense, train longer, or set dense=1 if no token should skip at any step",
             )
         return first
 
@@ -85,12 +89,12 @@ def usual_range(depth: int) -> tuple[int, int]:
 class RangePart(RoutePart):
     """A route around one range of blocks. A schedule can switch the route off for the last steps."""
 
-    share: float = Field(gt=0, lt=1, description="Share of the tokens that skip the range of blocks")
+    share: float = Field(gt=0, lt=1, description="Share of the tokens that skip the blocks from first to last")
     first: int = Field(ge=1, description="First block that tokens skip, counted from 1")
-    last: int = Field(ge=1, description="Last block that tokens skip")
-    schedule: Schedule = Field(Schedule(), description="Steps in which tokens skip")
+    last: int = Field(ge=1, description="Last block that tokens skip, counted from 1")
+    schedule: Schedule = Field(Schedule(), description="Schedule: the steps in which tokens skip")
     dense: bool = Field(
-        False, description="No token skips at any step: for a stage that starts from a run with skipped tokens"
+        False, description="No token skips at any step; for a stage that starts from a run in which tokens skipped"
     )
 
     def problems(self) -> Iterator[str]:
@@ -107,11 +111,13 @@ class RangePart(RoutePart):
                 f"{self.kind}: tokens skip blocks {self.first} to {self.last}, but model.depth is {plan.model.depth}"
             )
         if int(plan.fewest_tokens * self.share) == 0:
-            raise ValueError(f"{self.kind}: a share of {self.share:g} is less than one of {plan.fewest_tokens} tokens")
+            raise ValueError(
+                f"{self.kind}: a share of {self.share:g} of {plan.fewest_tokens} tokens is less than one token"
+            )
         if not self.dense and not any(self.schedule.factors_in(plan.train.steps)):
             raise ValueError(
                 f"{self.kind}: no token skips at any step: route.schedule starts at step {self.schedule.start}, and "
-                f"the run has {plan.train.steps} steps (train.steps); start it earlier, or set route.dense"
+                f"the run has {plan.train.steps} steps (train.steps); start the schedule earlier, or set route.dense"
             )
 
     def is_sparse(self, step: int) -> bool:

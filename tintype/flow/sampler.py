@@ -54,7 +54,9 @@ SAMPLERS: Table[Sampler] = Table("samplers", {"euler": euler, "heun": heun}, Non
 
 def _known(name: str) -> str:
     if name not in SAMPLERS:
-        raise ValueError(f"must be the name of a sampler; {nearest(name, SAMPLERS)}; one of your own needs its plugin")
+        raise ValueError(
+            f"must be the name of a sampler; {nearest(name, SAMPLERS)}; for your own sampler, load its plugin"
+        )
     return name
 
 

@@ -33,13 +33,20 @@ _MASK_STD = 0.02
 
 class SprintOptions(Settings):
     sampling: Literal["grouped", "random"] = Field(
-        "grouped", description="Keep equally many tokens of each small square (the paper's), or any tokens (PRX's)"
+        "grouped",
+        description="Tokens that are kept: equally many in each small square (grouped, as in the "
+        "paper), or any (random, as in PRX)",
     )
     mask: Literal["fixed", "learned"] = Field(
-        "fixed", description="The token in place of a skipped one: drawn once, or learned from zero (PRX's)"
+        "fixed",
+        description="Mask token that replaces skipped tokens: fixed (drawn once), or learned "
+        "(initialised with zeros, as in PRX)",
     )
     path_drop: float = Field(
-        0.1, ge=0, lt=1, description="Share of the samples whose deep stream consists of mask tokens"
+        0.1,
+        ge=0,
+        lt=1,
+        description="Share of the samples whose middle blocks are dropped, with mask tokens as their output",
     )
 
 
@@ -58,8 +65,8 @@ class SprintSettings(SprintOptions, RangePart):
         for rows, columns in plan.token_grids if self.sampling == "grouped" else ():
             if rows % (side := group_side(self.share)) or columns % side:
                 raise ValueError(
-                    f"sprint: {rows} × {columns} tokens cannot be divided into squares of {side} × {side}, as share "
-                    f"{self.share:g} needs; change model.patch or the images' sizes, or take sampling=random"
+                    f"sprint: {rows} × {columns} tokens cannot be divided into squares of {side} × {side}, "
+                    f"which share {self.share:g} needs; change model.patch or the images' sizes, or set sampling=random"
                 )
 
     def build(self, model: ModelSettings) -> Sprint:
@@ -71,7 +78,9 @@ def group_side(share: float) -> int:
     for side in (2, 4):
         if (share * side**2).is_integer():
             return side
-    raise ValueError(f"sprint: grouped sampling takes a share in sixteenths, not {share:g}; or take sampling=random")
+    raise ValueError(
+        f"sprint: grouped sampling needs a share that is a multiple of 1/16, not {share:g}; or set sampling=random"
+    )
 
 
 class Sprint(nn.Module):

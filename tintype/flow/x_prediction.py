@@ -28,7 +28,9 @@ class XPredictionSettings(ObjectivePart):
     predicts: ClassVar[Literal["velocity", "x", "epsilon"]] = "x"
 
     kind: Literal["x-prediction"] = "x-prediction"
-    clamp: float = Field(PRX_CLAMP, gt=0, lt=1, description="Smallest t in the division")
+    clamp: float = Field(
+        PRX_CLAMP, gt=0, lt=1, description="Lower bound of t where the velocity is computed by a division by t"
+    )
 
     def obstacles(self, form: ExportForm) -> Iterator[Obstacle]:
         yield from super().obstacles(form)

@@ -119,6 +119,7 @@ def unknown_direction(names: Sequence[str], where: str) -> UserError:
     """Return the error for metrics whose better direction is unknown."""
     first = quote(f"{names[0]}:lower")
     return UserError(
-        f"{where}: is lower or higher better in {', '.join(names)}? The name does not say",
-        f"give each metric to compare, as {option('metric', first)} or with :higher; other columns are left out then",
+        f"{where}: it is unknown whether lower or higher values of {', '.join(names)} are better",
+        f"declare each metric that should be compared, such as {option('metric', first)}, or with :higher; "
+        f"other columns are then ignored",
     )

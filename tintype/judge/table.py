@@ -86,12 +86,13 @@ def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, object]
             if not columns:
                 columns = [cell.strip() for cell in cells]
                 if twice := [name for name in columns if name and columns.count(name) > 1]:
-                    raise UserError(f"{path}: two columns are named '{twice[0]}'", "rename one")
+                    raise UserError(f"{path}: two columns are named '{twice[0]}'", "rename one of them")
                 continue
             if len(cells) > len(columns):
                 raise UserError(
-                    f"{path}, line {reader.line_num}: {len(cells)} cells for {len(columns)} columns",
-                    "quote a cell with the separator in it, and write numbers with a point",
+                    f"{path}, line {reader.line_num}: the row has {len(cells)} cells, but the table has "
+                    f"{len(columns)} columns",
+                    "put quotes around cells that contain the separator, and write numbers with a decimal point",
                 )
             yield reader.line_num, {name: cell.strip() for name, cell in zip(columns, cells, strict=False) if name}
 
@@ -99,20 +100,20 @@ def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, object]
 def _json_rows(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, object]]]:
     """Yield the objects of JSON lines, or of one JSON list."""
     if text.lstrip().startswith("["):
-        with as_user_error((ValueError, RecursionError), str(path), "write one object for each run"):
+        with as_user_error((ValueError, RecursionError), str(path), "write one JSON object for each run"):
             parsed = list(enumerate(json.loads(text), 1))
     else:
         parsed = []
         for line, one in enumerate(text.split("\n"), 1):
             if one.strip():
                 with as_user_error(
-                    (ValueError, RecursionError), f"{path}, line {line}", "write one object on each line"
+                    (ValueError, RecursionError), f"{path}, line {line}", "write one JSON object on each line"
                 ):
                     parsed.append((line, json.loads(one)))
     for line, row in parsed:
         if not isinstance(row, dict):
             keys = "arm, seed and one for each metric"
-            raise UserError(f"{path}, line {line} is not an object", f"give one with the keys {keys}")
+            raise UserError(f"{path}, line {line} is not an object", f"write a JSON object with the keys {keys}")
         yield line, row
 
 
@@ -135,8 +136,9 @@ def runs_of(
                 raise UserError(f"{table.place(line)}: column '{name}' is empty", "give every run its arm and its seed")
         if (arm, seed) in lines:
             raise UserError(
-                f"{table.place(line)}: arm '{arm}' has seed {seed} in line {lines[arm, seed]} already",
-                f"keep one row per run, such as the last row of a log, or give another {option('seed-column')}",
+                f"{table.place(line)}: arm '{arm}' already has seed {seed} in line {lines[arm, seed]}",
+                f"keep one row for each run, such as the last row of its log, or name another column of seeds: "
+                f"{option('seed-column')}",
             )
         lines[arm, seed] = line
         numbers = {metric.name: _number(table, line, metric.name, row.get(metric.name)) for metric in chosen}
@@ -149,7 +151,7 @@ def _check_columns(table: Table, wanted: Mapping[str, str]) -> None:
         if name not in table.columns:
             there = ", ".join(table.columns)
             raise UserError(
-                f"{table.name} has no column '{name}'", f"name it by {option(of)}. Its columns are: {there}"
+                f"{table.name} has no column '{name}'", f"name the column with {option(of)}. The columns are: {there}"
             )
 
 
@@ -169,7 +171,7 @@ def _choose(
         asked = dict.fromkeys([*numeric, *primary])
     if not asked:
         there = ", ".join(table.columns)
-        raise UserError(f"{table.name} has no column of numbers beside arm and seed. Its columns are: {there}")
+        raise UserError(f"{table.name} has no numeric column except arm and seed. Its columns are: {there}")
     found = {name: metric_of(name, *parsed.get(name, (None, None)), name in primary) for name in asked}
     if unknown := [name for name, one in found.items() if one is None]:
         raise unknown_direction(unknown, table.name)
@@ -207,7 +209,7 @@ def _number(table: Table, line: int, name: str, cell: object) -> float | None:
         return None
     number = _parsed(cell)
     if number is None:
-        fix = "write a number with a point, nan for a run that diverged, and leave the cell of a missing run empty"
+        fix = "write numbers with a decimal point, nan for a diverged run, and an empty cell for a missing run"
         raise UserError(f"{table.place(line)}: column '{name}': {str(cell)[:40]!r} is not a number", fix)
     return number if math.isfinite(number) else math.nan
 
@@ -225,7 +227,9 @@ def checked(metric: Metric, values: Values, where: str) -> Metric:
         if (value := of_run.get(metric.name)) is not None and math.isfinite(value)
     ]
     if not known:
-        raise UserError(f"{where}: '{metric.name}' has no finite value", "leave it out, or write its numbers")
+        raise UserError(
+            f"{where}: '{metric.name}' has no finite value", "leave this column out, or fill in its numbers"
+        )
     if metric.kind == "share" or (metric.kind == "raw" and not metric.kind_given):
         _refuse_two_units(metric, known, where)
     outside = [(value, arm) for value, arm in known if not 0 <= value <= 1]
@@ -236,7 +240,7 @@ def checked(metric: Metric, values: Values, where: str) -> Metric:
     value, arm = outside[0]
     raise UserError(
         f"{where}: '{metric.name}' is {value:g} in arm '{arm}', but a share lies between 0 and 1",
-        f"divide percentages by 100, or declare it as {option('metric', _as_raw(metric))}",
+        f"divide percentages by 100, or declare that the metric is not a share: {option('metric', _as_raw(metric))}",
     )
 
 
@@ -249,10 +253,10 @@ def _refuse_two_units(metric: Metric, known: Sequence[tuple[float, str]], where:
     if low <= median(groups[1]) / median(groups[0]) <= high and all(max(of) < _TIGHT * min(of) for of in groups):
         names = [", ".join(dict.fromkeys(arm for _, arm in group)) for group in (small, large)]
         raise UserError(
-            f"{where}: '{metric.name}' seems to be in two units: about {median(groups[0]):.3g} in {names[0]} and about "
+            f"{where}: '{metric.name}' seems to use two units: about {median(groups[0]):.3g} in {names[0]} and about "
             f"{median(groups[1]):.3g} in {names[1]}",
-            "write all as shares, or all as percentages; if the values are "
-            f"right, declare {option('metric', _as_raw(metric))}",
+            "write all values as shares, or all as percentages; if the values are "
+            f"right, declare that the metric is not a share: {option('metric', _as_raw(metric))}",
         )
 
 

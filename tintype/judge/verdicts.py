@@ -115,11 +115,11 @@ class Judgement:
         """Return the row of an arm. If there are several metrics, the key is a pair of arm and metric."""
         arm, metric = (key, self.metrics[0].name) if isinstance(key, str) else key
         if isinstance(key, str) and len(self.metrics) > 1:
-            raise UserError("there are several metrics", f"ask for ['{arm}', '{metric}']")
+            raise UserError("the comparison has several metrics, so name one", f"write ['{arm}', '{metric}']")
         for row in self.verdicts:
             if (row.arm, row.metric) == (arm, metric):
                 return row
-        raise UserError(f"no arm '{arm}' with metric '{metric}'", nearest(arm, self.arms))
+        raise UserError(f"there is no comparison of an arm '{arm}' in the metric '{metric}'", nearest(arm, self.arms))
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self.verdicts)
@@ -177,7 +177,7 @@ class Judgement:
             for way in ("lower", "higher")
             if (some := [one for one in guessed if one.direction == way])
         ]
-        fix = "If that is wrong, declare the metric, as NAME:lower or NAME:higher:share"
+        fix = "If that is wrong, declare the direction or unit of the metric: NAME:lower or NAME:higher:share"
         return f"Guessed from the names: {'; '.join(said)}. {fix}." if said else ""
 
     def _error(self) -> str:
@@ -282,13 +282,18 @@ def choose_baseline(arms: Collection[str], given: str | None, where: str) -> str
     """Return the baseline, which is the given arm, or an arm called `baseline`."""
     if given is None and BASELINE not in arms:
         raise UserError(
-            f"{where}: no arm is called 'baseline'", f"name it by {option('baseline')}. The arms are: {', '.join(arms)}"
+            f"{where}: no arm is called 'baseline'",
+            f"name the baseline with {option('baseline')}. The arms are: {', '.join(arms)}",
         )
     baseline = BASELINE if given is None else given
     if baseline not in arms:
-        raise UserError(f"{where}: no arm is called '{baseline}', for {option('baseline')}", nearest(baseline, arms))
+        raise UserError(
+            f"{where}: no arm has the name '{baseline}', which {option('baseline')} gives", nearest(baseline, arms)
+        )
     if len(arms) < 2:
-        raise UserError(f"{where}: '{baseline}' is the only arm", "add the runs of an arm to compare with it")
+        raise UserError(
+            f"{where}: '{baseline}' is the only arm", "add the runs of another arm, which is compared with the baseline"
+        )
     return baseline
 
 

@@ -91,13 +91,13 @@ def import_images(
 
     if split_column is not None and eval_share is not None:
         both = f"{option('split-column')} and {option('eval-share')}"
-        raise UserError(f"{both} both say what is held out", "give one of them")
+        raise UserError(f"{both} both decide which images are held out", "give one of them")
     base = importing.ImportOptions() if preset is None else read_preset(preset).options(preset)
     if split_column is not None or eval_share is not None:  # then neither has the preset's value
         base = replace(base, split_column=split_column, splits={}, eval_share=0.1 if eval_share is None else eval_share)
     if base.split_column is None and split:
         raise UserError(
-            f"{option('split')} says what the values of a column mean", f"give {option('split-column')} too"
+            f"{option('split')} assigns the values of a column to splits", f"give {option('split-column')} too"
         )
     captions = importing.read_pairs("caption", caption, "long=caption_long")
     attributes = read_attributes(importing.read_pairs("attribute", attribute, "score=aesthetic:float"))
@@ -161,7 +161,7 @@ def choose_shapes(
     from tintype.data.buckets import shapes
 
     if size % unit:
-        raise UserError(f"{option('size', size)} is no multiple of {option('unit', unit)}")
+        raise UserError(f"{option('size', size)} is not a multiple of {option('unit', unit)}")
     made = shapes(size, unit, ratio)
     found = ",".join(f"[{height},{width}]" for height, width in made)
     return Shapes(made, f"data.buckets=[{found}]")
@@ -243,16 +243,16 @@ def inspect_store(
 
     page, skipped, listed = (None if path is None else Path(path) for path in (out, skip, write_skip))
     if page is not None and page.suffix.lower() not in (".html", ".htm"):
-        raise UserError(f"{option('out', page)}: a page is written", "give it a name that ends in .html")
+        raise UserError(f"{option('out', page)}: the output is an HTML page", "give a file name that ends in .html")
     if listed is not None:
         given = option("write-skip", listed)
         if where is not None or skip is not None:
             left_out = f"leave {option('where')} and {option('skip')} out"
-            raise UserError(f"{option('write-skip')} looks at the whole store", left_out)
+            raise UserError(f"{option('write-skip')} searches the whole store, not a selection of records", left_out)
         if listed.exists():
-            raise UserError(f"{given}: this file is there already", "choose another, or remove it")
+            raise UserError(f"{given}: this file exists already", "choose another name, or remove the file")
         if listed.suffix.lower() == ".parquet":
-            raise UserError(f"{given}: a text file is written", "give it another name, skip.txt for example")
+            raise UserError(f"{given}: the output is a text file", "give it another name, for example skip.txt")
     opened = open_store(Path(store))
     selection = select(opened, where, skipped, name=option("where"))
     asked = inspect.Asked(distance, samples, seed)
@@ -388,12 +388,13 @@ def recaption_store(
 
         if revision is not None:
             raise UserError(
-                f"{option('revision')} is for a model that runs here", f"leave it out with {option('server')}"
+                f"{option('revision')} applies only to a model that runs on this machine",
+                f"leave it out if you use {option('server')}",
             )
         patience = Patience(timeout_s, server_tries, backoff_s)
         key, place = read_key(key_variable), read_place(server)
         if key is not None and not place.secure and not place.is_near:
-            note(f"the key goes to {place.url} unencrypted; use https")
+            note(f"the API key is sent to {place.url} without encryption; use https")
         captioner = Server(place, model, asking, concurrency, patience, key)
     else:
         from tintype.data.recaption.local import Local
@@ -401,7 +402,7 @@ def recaption_store(
         from tintype.runtime.machine import choose_device
 
         if key_variable is not None:
-            raise UserError(f"{option('key-variable')} is for a server", f"give {option('server')} too")
+            raise UserError(f"{option('key-variable')} applies only to a server", f"give {option('server')} too")
         captioner = Local(Checkpoint(model, revision), asking, choose_device(device), batch)
     prices = price_per_million_input, price_per_million_output
     task = work.Task(column, asking, tries, split, only_empty, limit, *prices, overwrite, anew)

@@ -100,7 +100,10 @@ def estimate(
     from tintype.study.effect import parse_effect
 
     if not isinstance(values, Mapping) or not values:
-        raise UserError(f"{_PLACE}: no values", 'give them by arm, as {"baseline": [0.52, 0.55], "muon": [0.57, 0.58]}')
+        raise UserError(
+            f"{_PLACE}: no values are given",
+            'give the values of each arm, such as {"baseline": [0.52, 0.55], "muon": [0.57, 0.58]}',
+        )
     parsed = {str(arm): _by_seed(str(arm), given) for arm, given in values.items()}
     chosen = choose_baseline(list(parsed), baseline, _PLACE)
     names = dict.fromkeys(name for by_seed in parsed.values() for of_run in by_seed.values() for name in of_run)
@@ -127,7 +130,8 @@ def _metric(name: str, direction: Any, kind: Any, primary: bool) -> Metric:
     found = metric_of(name, way, scale, primary)
     if found is None:
         raise UserError(
-            f"{_PLACE}: is lower or higher better in '{name}'? The name does not tell", 'say it, as direction="higher"'
+            f"{_PLACE}: it is unknown whether lower or higher values of '{name}' are better",
+            'declare it, for example direction="higher"',
         )
     return found
 
@@ -138,12 +142,14 @@ def _by_seed(arm: str, given: object) -> dict[str, dict[str, float | None]]:
     found: dict[str, dict[str, float | None]] = {}
     for name, of_seeds in given.items() if nested and isinstance(given, Mapping) else [(_ONE, given)]:
         if isinstance(of_seeds, str) or not isinstance(of_seeds, Mapping | Sequence):
-            raise UserError(f"{_PLACE}: arm '{arm}': {of_seeds!r} is neither a list of values nor values by seed")
+            raise UserError(
+                f"{_PLACE}: arm '{arm}': {of_seeds!r} is neither a list of values nor a mapping from seeds to values"
+            )
         pairs = of_seeds.items() if isinstance(of_seeds, Mapping) else enumerate(of_seeds)
         for seed, value in pairs:
             found.setdefault(str(seed), {})[str(name)] = _number(arm, seed, value)
     if not found:
-        raise UserError(f"{_PLACE}: arm '{arm}' has no runs", "leave it out, or give its values")
+        raise UserError(f"{_PLACE}: arm '{arm}' has no runs", "leave this arm out, or give its values")
     return found
 
 

@@ -91,22 +91,25 @@ def bench(
     if len(kinds) + of_training > 1:
         others = f"{option('technique')}, {option('tokens')} and {option('batch')}" if of_training else "the other"
         named = " and ".join(option(kind) for kind in kinds)
-        raise UserError(f"{named}: each is measured by itself", f"leave out {others}")
+        raise UserError(f"{named} cannot be measured together", f"leave out {others}")
     if against is not None and kinds not in ([], ["study"]):
         raise UserError(
-            f"{option('against')} compares training, sampling, rendering and studies", f"leave out {option(kinds[0])}"
+            f"{option('against')} applies only to benchmarks of training, sampling, rendering and studies",
+            f"leave out {option(kinds[0])}",
         )
     if not study and (of, runs, jobs, arms) != (None, None, None, False):
         raise UserError(
-            f"a study, {option('runs')}, {option('jobs')} and {option('arms')} are for the runs of a study",
+            f"a study, {option('runs')}, {option('jobs')} and {option('arms')} apply only to a benchmark of a "
+            f"study's runs",
             f"add {option('study')}",
         )
     if study and steps is not None:
         raise UserError(
-            f"{option('steps')}: the runs of a study have the steps of their plan", f"use {setting('train.steps', 'N')}"
+            f"{option('steps')}: the plan of a study's runs already sets their steps",
+            f"use {setting('train.steps', 'N')}",
         )
     if out is not None and not Path(out).parent.is_dir():
-        raise UserError(f"{option('out')}: {Path(out).parent} is no folder", "make it first")
+        raise UserError(f"{option('out')}: {Path(out).parent} is not a folder", "create the folder first")
     counts, batches = _whole_numbers("tokens", tokens, "256,1024"), _whole_numbers("batch", batch, "32,256")
     at_a_time = parse_jobs(jobs)
     work: dict[str, Json]
@@ -191,7 +194,8 @@ def _whole_numbers(name: str, value: str | None, example: str) -> list[int]:
     for number in numbers:
         if not number.strip().isdecimal() or not int(number):
             raise UserError(
-                f"{option(name, value)}: '{number}' is no whole number above 0", f"write it as {option(name, example)}"
+                f"{option(name, value)}: '{number}' is not a whole number above 0",
+                f"write it as {option(name, example)}",
             )
     return [int(number) for number in numbers]
 
@@ -228,7 +232,8 @@ def audit(
         plan = load_run(plan, arm, seed)
     elif arm is not None or seed is not None:
         raise UserError(
-            f"{option('arm')} and {option('arm-seed')} choose a run of a study; {plan} is no folder", "leave them out"
+            f"{option('arm')} and {option('arm-seed')} choose a run of a study, but {plan} is not a folder",
+            "leave them out",
         )
     if isinstance(plan, Run):
         (on_run or ignore)(plan)

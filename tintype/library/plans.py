@@ -87,7 +87,10 @@ def check_texts(function: str, given: Sequence[object], example: str) -> None:
     """Raise if an argument is not a string, for example a dictionary or a list."""
     for one in given:
         if not isinstance(one, str):
-            raise UserError(f"{function}: {one!r} is of type {type(one).__name__}", f"give texts, each as {example}")
+            raise UserError(
+                f"{function}: {one!r} has the type {type(one).__name__}, but only texts are allowed",
+                f"write each text like {example}",
+            )
 
 
 def show_plan(plan: AnySource, *, arm: str | None = None, seed: Seed | None = None) -> Plan:
@@ -130,12 +133,12 @@ def diff_plans(
     _refuse_arm_without_study([first, second], arm, seed)
     if second is None and not is_study(first):
         raise UserError(
-            f"there is nothing to compare {first} with",
+            f"only one plan is given: {first}",
             f"give a second plan, or the folder of a study with {option('arm')}",
         )
     if second is None and arm is None:
         raise UserError(
-            f"{first} has several arms", f"choose the one to compare with the baseline:\n{_arms_in(Path(str(first)))}"
+            f"{first} has several arms", f"choose the arm to compare with the baseline:\n{_arms_in(Path(str(first)))}"
         )
     if second is None:
         _, at, resolution = (arm or "").rpartition(" @ ")
@@ -232,5 +235,6 @@ def _refuse_arm_without_study(plans: Sequence[AnySource | None], arm: str | None
 
         named = f"the plan {plans[0].hash}" if isinstance(plans[0], Plan) else plans[0]
         raise UserError(
-            f"{option('arm')} and {option('arm-seed')} choose a run of a study; {named} is none", "leave them out"
+            f"{option('arm')} and {option('arm-seed')} choose a run of a study, but {named} is not a study",
+            "leave them out",
         )

@@ -103,19 +103,19 @@ def export_run(
     stage = on_stage or ignore
     if check and to != "diffusers":
         raise UserError(
-            f"{option('check')} compares with a pipeline of diffusers",
-            f"leave it out, or take {option('to', 'diffusers')}",
+            f"{option('check')} compares images with those of a diffusers pipeline",
+            f"leave it out, or use {option('to', 'diffusers')}",
         )
     for_folder = {"license": license_, "name": name, "base-model": base_model, "with-captions": with_captions}
     for_folder |= {"push": push}
     if to == "safetensors" and (given := [one for one, value in for_folder.items() if value]):
         raise UserError(
-            f"{option(given[0])} is for a folder with a card; a single file has none",
-            "`tintype card` writes one for the folder that you put it in, and `tintype push` sends that",
+            f"{option(given[0])} applies only to a folder with a model card, but a single file has no card",
+            "put the file into a folder, write a card for it with `tintype card`, and upload it with `tintype push`",
         )
     if push is None and (private or yes):
         raise UserError(
-            f"{option('private' if private else 'yes')} is for {option('push')}",
+            f"{option('private' if private else 'yes')} applies only to {option('push')}",
             f"give {option('push', 'OWNER/NAME')} too",
         )
     card = CardOptions(license=license_, name=name, repo=push, base_model=base_model, with_captions=with_captions)
@@ -205,7 +205,9 @@ def write_card(
     from tintype.export import model_card
 
     if out is not None and Path(out).is_dir():
-        raise UserError(f"{option('out', out)} is a folder", f"name the file: {Path(out) / model_card.CARD}")
+        raise UserError(
+            f"{option('out', out)} is a folder, but must be a file", f"name the file: {Path(out) / model_card.CARD}"
+        )
     chosen = model_card.CardOptions(
         license=license_,
         library=library,
@@ -258,7 +260,10 @@ def _send(folder: Path, repo: str, private: bool, consent: Consent | None) -> Pu
 
 def _refuse_unasked(yes: bool, consent: Consent | None) -> None:
     if not yes and consent is None:
-        raise UserError("nobody can confirm the upload", f"pass {option('yes')} to confirm it beforehand")
+        raise UserError(
+            "the upload must be confirmed, but the input is not interactive",
+            f"pass {option('yes')} to confirm the upload in advance",
+        )
 
 
 @dataclass(frozen=True)

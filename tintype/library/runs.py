@@ -164,8 +164,9 @@ def _sampler(run: Path, method: str, steps: int, batch: int, guided: _Guided) ->
     earlier = {"step": guided.guide_step, "length": guided.guide_length}
     if kind != "autoguidance" and any(one is not None for one in earlier.values()):
         raise UserError(
-            f"{option('guide-step')} and {option('guide-length')} go with {option('guidance-kind', 'autoguidance')}",
-            "add it, or leave them out",
+            f"{option('guide-step')} and {option('guide-length')} apply only to "
+            f"{option('guidance-kind', 'autoguidance')}",
+            "add this option, or leave the others out",
         )
     if guided.guide_step is not None and float(guided.guide_step).is_integer():
         earlier["step"] = int(guided.guide_step)
@@ -355,7 +356,8 @@ def load_run(path: AnyPath, arm: str | None = None, seed: int | None = None) -> 
         folder, chosen = task.trained_folder(), task.arm
     elif arm is not None or seed is not None:
         raise UserError(
-            f"{option('arm')} and {option('arm-seed')} choose a run of a study; {folder} is none: it has no study.yaml",
+            f"{option('arm')} and {option('arm-seed')} choose a run of a study, but {folder} is not a study: "
+            f"study.yaml is missing",
             "leave them out",
         )
     record = RunRecord(folder, plan_from_folder(folder))
@@ -454,20 +456,24 @@ def evaluate(
         if save_reference is not None:
             goes_with = f"{option('images')} and {option('reference')}"
             raise UserError(
-                f"{option('save-reference')} goes with {goes_with}; a run keeps its reference by itself", "leave it out"
+                f"{option('save-reference')} applies only to {goes_with}; a run stores its reference itself",
+                "leave it out",
             )
         if follow_links:
             raise UserError(
-                f"{option('follow-links')} is for the folders of {option('images')} and {option('reference')}",
+                f"{option('follow-links')} applies only to the folders of {option('images')} and {option('reference')}",
                 "leave it out for a run",
             )
         return _evaluate_run(path_of(run), settings, ema_length, device, threads, on_progress)
     if ema_length is not None:
         raise UserError(
-            f"{option('ema-length')} chooses among the weights of a run; {option('images')} have none", "leave it out"
+            f"{option('ema-length')} chooses among the weights of a run, but {option('images')} are not a run",
+            "leave it out",
         )
     if threads is not None:
-        raise UserError(f"{option('threads')} goes with a run", f"for {option('images')} set OMP_NUM_THREADS")
+        raise UserError(
+            f"{option('threads')} applies only to a run", f"for {option('images')}, set the variable OMP_NUM_THREADS"
+        )
     from tintype.config.strict import parse_assignments
     from tintype.evaluation.images import evaluate_images
     from tintype.evaluation.protocol import ImageProtocol

@@ -191,9 +191,15 @@ def make_study(
     from tintype.study.study import study_from_document
 
     if own := {"recipe", "set", "resolutions"} & set(settings):
-        raise UserError(f"{min(own)}: the baseline is a plan here", "change it with load_plan, or write a study file")
+        raise UserError(
+            f"{min(own)}: make_study gets its baseline as a plan, so this setting is not allowed",
+            "change the plan with load_plan, or write a study file",
+        )
     if not isinstance(arms, Mapping):
-        raise UserError(f"make_study: {arms!r} has no names", 'give arms by name, as {"bigger": "train.batch=64"}')
+        raise UserError(
+            f"make_study: the arms {arms!r} have no names",
+            'give a mapping from names to arms, such as {"bigger": "train.batch=64"}',
+        )
     if not isinstance(seeds, Mapping | Sequence):
         raise UserError(
             f"make_study: {seeds!r} is not a list of seeds", 'give seeds as [0, 1, 2] or {"first": 4, "most": 16}'
@@ -345,7 +351,8 @@ def _resolved(study: AnyStudy, settings: Sequence[str], arms: Sequence[str]) -> 
         return load_study(study, *settings, arms=arms)
     if settings:
         raise UserError(
-            f"{option('set', settings[0])}: this study is made already", "give its settings to load_study or make_study"
+            f"{option('set', settings[0])}: this study exists already, so its settings cannot be changed",
+            "give the settings to load_study or make_study",
         )
     return choose_arms(study, arms) if arms else study
 
@@ -467,7 +474,8 @@ def launch(
     launcher = choose_launcher(on, address)
     if not (out / _STUDY).is_file():
         raise UserError(
-            f"{out} is not a study (no {_STUDY})", "`tintype ablate STUDY --out DIR --prepare` makes one to work on"
+            f"{out} is not a study: {_STUDY} is missing",
+            "`tintype ablate STUDY --out DIR --prepare` creates a study that workers can run",
         )
     if jobs:
         parse_jobs(jobs)
@@ -614,7 +622,7 @@ def load_results(path: AnyPath) -> Results:
     file = Path(path)
     file = file / _RESULTS if file.is_dir() else file
     if not file.is_file():
-        raise UserError(f"{file} does not exist", "give the folder of a study that was run to its report")
+        raise UserError(f"{file} does not exist", "give the folder of a study that has a report")
     return Results(file.parent, read_results_file(file))
 
 

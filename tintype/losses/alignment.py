@@ -27,12 +27,14 @@ from tintype.vision.teacher_cache import CacheKind, TeacherCache, forget_teacher
 
 
 class AlignmentOptions(Settings):
-    weight: float = Field(0.5, gt=0, description="Its weight in the sum of the losses")
+    weight: float = Field(0.5, gt=0, description="Weight of this term in the sum of the losses")
     block: int | None = Field(
-        None, description="The block whose output is aligned, counted from 1; by default the middle"
+        None, description="Block whose output is aligned, counted from 1; by default the middle block"
     )
-    teacher: TeacherChoice = Field(Dinov2TeacherSettings(), description="The frozen network; scenes needs no download")
-    cache: CacheKind = Field("none", description="Where the teacher's tokens are cached, in fp16; by default nowhere")
+    teacher: TeacherChoice = Field(
+        Dinov2TeacherSettings(), description="The frozen teacher network; the kind scenes needs no download"
+    )
+    cache: CacheKind = Field("none", description="Where the teacher's tokens are cached in fp16; none: no cache")
 
     def resolved(self, plan: PlanView) -> Plain:
         """Return the settings with the block filled in.
@@ -46,7 +48,7 @@ class AlignmentOptions(Settings):
 class AlignmentPart(AlignmentOptions, LossPart):
     any_shape: ClassVar[bool] = True
 
-    block: int = Field(description="The block whose output is aligned, counted from 1")
+    block: int = Field(description="Block whose output is aligned, counted from 1")
 
     def check(self, plan: PlanView) -> None:
         super().check(plan)
@@ -61,7 +63,7 @@ def check_block(kind: str, block: int, plan: PlanView) -> None:
     depth = plan.model.depth
     if not 1 <= block <= depth:
         raise ValueError(
-            f"{kind}: there is no block {block} to align; model.depth is {depth}, so block is 1 to {depth}"
+            f"{kind}: block {block} does not exist; model.depth is {depth}, so give a block from 1 to {depth}"
         )
 
 
@@ -107,7 +109,7 @@ class AlignmentTerm(nn.Module, LossTerm):
     def look(self, image_BCHW: Tensor, ids: Sequence[int]) -> Tensor:
         """Return the teacher's tokens on the grid of these images."""
         if not self._teachers:
-            raise RuntimeError(f"{self._settings.kind}: ready() comes before look()")
+            raise RuntimeError(f"{self._settings.kind}: call ready() before look()")
         grid = self._context.grid_of(image_BCHW)
         if self._settings.cache == "none":
             return self._teacher(grid).tokens(image_BCHW)
@@ -158,7 +160,7 @@ class AlignmentTerm(nn.Module, LossTerm):
         """
         (block,) = self.taps
         if seen_BLT is None or image_BCHW is None:
-            raise RuntimeError(f"{self._settings.kind}: look() comes before loss()")
+            raise RuntimeError(f"{self._settings.kind}: call look() before loss()")
         token_BKD, kept_BK = output.features[block], output.tokens_at(block)
         projected_BKT = self.project(token_BKD, kept_BK, self._context.grid_of(image_BCHW))
         with torch.autocast(token_BKD.device.type, enabled=False):

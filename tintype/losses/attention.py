@@ -32,29 +32,35 @@ from tintype.vision.transformers_teacher import TransformersTeacher
 
 class AttentionSettings(LossPart):
     kind: Literal["attention"] = "attention"
-    weight: float = Field(0.5, gt=0, description="Its weight in the sum of the losses")
-    block: int = Field(description="The last block whose attention is aligned, counted from 1")
+    weight: float = Field(0.5, gt=0, description="Weight of this term in the sum of the losses")
+    block: int = Field(description="Last block whose attention maps are aligned, counted from 1")
     layers: int = Field(
-        4, ge=1, description="Number of blocks, the last of which is `block`, and of the teacher's last layers"
+        4,
+        ge=1,
+        description="Number of aligned blocks (the last one is `block`), and of the teacher's last "
+        "layers with which they are aligned",
     )
-    teacher: TeacherChoice = Field(Dinov2TeacherSettings(), description="The frozen network, a vision transformer")
+    teacher: TeacherChoice = Field(
+        Dinov2TeacherSettings(), description="The frozen teacher network; must be a vision transformer"
+    )
 
     def check(self, plan: PlanView) -> None:
         super().check(plan)
         check_block(self.kind, self.block, plan)
         if self.layers > self.block:
             raise ValueError(
-                f"attention: {self.layers} blocks cannot end with block {self.block}; lower layers, or raise block"
+                f"attention: layers is {self.layers}, but there are only {self.block} blocks up to block "
+                f"{self.block}; lower layers, or raise block"
             )
         if self.teacher.kind in ("scenes", "vgg16"):
             raise ValueError(
-                f"attention: the teacher '{self.teacher.kind}' is a convolutional network and has no attention; take "
-                "dinov2, dinov3 or transformers"
+                f"attention: the teacher '{self.teacher.kind}' is a convolutional network without attention; "
+                f"use dinov2, dinov3 or transformers"
             )
         if plan.run.distribution.kind == "fsdp":
             raise ValueError(
-                "attention: the maps are computed beside the blocks, whose weights run.distribution.kind fsdp shards; "
-                "use ddp"
+                "attention: the attention maps are computed outside the blocks and need unsharded weights, "
+                "which run.distribution.kind=fsdp does not give; use ddp"
             )
 
     def fetch(self, grid: tuple[int, int]) -> None:
@@ -74,7 +80,7 @@ class AttentionTerm(LossTerm):
     def ready(self) -> str:
         teacher = self._settings.teacher.build(self._context.grid, self._context.device)
         if not isinstance(teacher, TransformersTeacher):
-            raise UserError(f"attention: {teacher.words} has no attention", "take dinov2, dinov3 or transformers")
+            raise UserError(f"attention: {teacher.words} has no attention", "use dinov2, dinov3 or transformers")
         teacher.check_attention(self._settings.layers)
         self._teacher = teacher
         return teacher.identity
@@ -84,12 +90,12 @@ class AttentionTerm(LossTerm):
 
     def look(self, image_BCHW: Tensor, ids: Sequence[int]) -> Tensor:
         if self._teacher is None:
-            raise RuntimeError("attention: ready() comes before look()")
+            raise RuntimeError("attention: call ready() before look()")
         return self._teacher.attention(image_BCHW, self._settings.layers)
 
     def loss(self, inputs: LossInputs) -> Tensor:
         if inputs.seen is None:
-            raise RuntimeError("attention: look() comes before loss()")
+            raise RuntimeError("attention: call look() before loss()")
         output, total_B = inputs.output, torch.zeros(len(inputs.seen), device=inputs.seen.device)
         for index, block in enumerate(self.blocks):
             map_BALL = inputs.seen[:, index]

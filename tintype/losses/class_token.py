@@ -38,16 +38,24 @@ class ClassTokenSettings(LossPart):
     any_shape: ClassVar[bool] = True
 
     kind: Literal["class-token"] = CLASS_TOKEN
-    weight: float = Field(0.03, gt=0, description="Weight of the class token's velocity; the image's has 1")
-    teacher: TeacherChoice = Field(Dinov2TeacherSettings(), description="The frozen network; scenes needs no download")
+    weight: float = Field(
+        0.03, gt=0, description="Loss weight of the class token's velocity; the image's velocity has weight 1"
+    )
+    teacher: TeacherChoice = Field(
+        Dinov2TeacherSettings(), description="The frozen teacher network; the kind scenes needs no download"
+    )
 
     def check(self, plan: PlanView) -> None:
         super().check(plan)
         if not plan.model.class_token:
-            raise ValueError("class-token: the denoiser has no class token; set model.class_token to its width")
+            raise ValueError(
+                "class-token: the denoiser has no class token; set model.class_token to the width "
+                "of the teacher's class token"
+            )
         if self.schedule.kind != "constant":
             raise ValueError(
-                "class-token: the denoiser reads a class token at every step, so its loss has no schedule but constant"
+                "class-token: the denoiser reads a class token at every step, so the schedule of this loss must "
+                "be constant"
             )
 
     def fetch(self, grid: tuple[int, int]) -> None:
@@ -95,7 +103,7 @@ class ClassTokenTerm(LossTerm):
 
     def loss(self, inputs: LossInputs) -> Tensor:
         if inputs.seen is None or inputs.output.class_BT is None:
-            raise RuntimeError("class-token: look() comes before loss(), and the denoiser needs a class token")
+            raise RuntimeError("class-token: call look() before loss(), with a denoiser that has a class token")
         target_BT = velocity(inputs.seen, class_noise(inputs.draws, inputs.seen.shape[1]))
         return mean_square(inputs.output.class_BT, target_BT)
 

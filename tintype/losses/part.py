@@ -18,7 +18,7 @@ from tintype.tokenizers.part import TokenizerPart
 class Scheduled(Settings):
     """Base of settings whose weight has a schedule."""
 
-    schedule: Schedule = Field(Schedule(), description="How the weight changes with the step")
+    schedule: Schedule = Field(Schedule(), description="Schedule of the weight over training")
 
 
 class PlanView(part.PlanView, Protocol):
@@ -44,7 +44,7 @@ class LossPart(Scheduled, Part):
     any_shape: ClassVar[bool] = False
     """Whether the term supports images of several shapes in one run."""
 
-    weight: float = Field(1.0, gt=0, description="Its weight in the sum of the losses")
+    weight: float = Field(1.0, gt=0, description="Weight of this term in the sum of the losses")
 
     def weight_at(self, step: int) -> float:
         return self.weight * self.schedule.factor(step)
@@ -53,7 +53,8 @@ class LossPart(Scheduled, Part):
         """Raise ValueError if the plan cannot use this term."""
         if not any(self.schedule.factors_in(plan.train.steps)):
             raise ValueError(
-                f"{self.kind}: its weight is 0 at every step: its schedule is '{self.schedule.kind}' from step "
+                f"{self.kind}: the weight of this loss is 0 at every step: its schedule is "
+                f"'{self.schedule.kind}' from step "
                 f"{self.schedule.start} to {self.schedule.end}, and the run has {plan.train.steps} steps "
                 "(train.steps); change the schedule"
             )

@@ -43,11 +43,16 @@ class PerceptualPart(LossPart):
 
     any_shape: ClassVar[bool] = True
 
-    threshold: float = Field(1.0, gt=0, le=1, description="Only samples with t below this count; 1: all of them")
-    compute: Literal["fp32", "bf16"] = Field(
-        "fp32", description="Compute type of the network; PRX uses bf16. Computations on its features are always fp32"
+    threshold: float = Field(
+        1.0, gt=0, le=1, description="Only samples with t below this value have this loss; 1: all samples"
     )
-    compile: bool = Field(False, description="torch.compile of the network, a graph for each shape")
+    compute: Literal["fp32", "bf16"] = Field(
+        "fp32",
+        description="Compute type of the network; PRX uses bf16. Computations on the features are always in fp32",
+    )
+    compile: bool = Field(
+        False, description="Compile the network with torch.compile, with one graph for each image shape"
+    )
 
     def identity(self, weights: str) -> str:
         """Return the identity of a network.
@@ -66,8 +71,8 @@ class PerceptualPart(LossPart):
             )
         if plan.tokenizer.kind != "pixels":
             raise ValueError(
-                f"'{self.kind}' compares pixels, but with tokenizer.kind '{plan.tokenizer.kind}' the model predicts "
-                "latents; use the tokenizer pixels"
+                f"'{self.kind}' compares pixels, but with tokenizer.kind '{plan.tokenizer.kind}' the model "
+                f"predicts latents; use tokenizer.kind=pixels"
             )
 
     def load(self, device: torch.device) -> Distance:
@@ -104,9 +109,9 @@ class PerceptualTerm(LossTerm):
         Samples with t at or above the threshold have loss 0 and do not run through the network.
         """
         if self._distance is None:
-            raise RuntimeError(f"{self._settings.kind}: ready() comes before loss()")
+            raise RuntimeError(f"{self._settings.kind}: call ready() before loss()")
         if inputs.image_BCHW is None:
-            raise RuntimeError(f"{self._settings.kind}: it needs the images, which were not fetched")
+            raise RuntimeError(f"{self._settings.kind}: the loss needs the images, which were not fetched")
         predicted_BCHW, image_BCHW = inputs.output.prediction_BCHW, inputs.image_BCHW
         if self._settings.threshold == 1:  # t is always below 1, and a check would wait for the GPU
             return self._compared(self._distance, predicted_BCHW, image_BCHW)

@@ -33,10 +33,10 @@ from tintype.vision.part import COMMITS
 
 class PerceptualDinoSettings(PerceptualPart):
     kind: Literal["perceptual-dino"] = "perceptual-dino"
-    weight: float = Field(0.01, gt=0, description="Its weight in the sum of the losses")
+    weight: float = Field(0.01, gt=0, description="Weight of this term in the sum of the losses")
     source: Source = "facebook/dinov2-with-registers-base"
     revision: Revision = None
-    size_px: int = Field(224, ge=1, description="The network's input, a multiple of its patch")
+    size_px: int = Field(224, ge=1, description="Side of the network's input in pixels; a multiple of its patch size")
 
     def load(self, device: torch.device) -> DinoDistance:
         checkpoint = Checkpoint(self.source, self.revision, commit=COMMITS.get(self.source))
@@ -44,7 +44,7 @@ class PerceptualDinoSettings(PerceptualPart):
         if self.size_px % network.config.patch_size:
             raise UserError(
                 f"{self.kind}: {checkpoint.words} has patches of {network.config.patch_size} px; size_px "
-                f"({self.size_px}) must be a multiple of that"
+                f"({self.size_px}) must be a multiple of the patch size"
             )
         mean_C11, std_C11 = (
             torch.tensor(values, device=device).view(3, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD)

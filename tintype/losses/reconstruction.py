@@ -27,11 +27,13 @@ class PerceptualSettings(Settings):
     way_out: ClassVar[str] = f"Or train without: {setting('perceptual.kind', 'none')} (or scenes)"
 
     kind: Literal["none", "scenes", "lpips"] = Field(
-        "none", description="scenes: the packaged scene encoder; lpips: needs its weights"
+        "none",
+        description="Network of the perceptual distance. scenes: the packaged scene encoder; lpips: "
+        "LPIPS, whose weights are needed",
     )
     weight: float = Field(0.1, gt=0)
     net: Net = Field("vgg16", description="lpips: its network")
-    weights: PathText | None = Field(None, description="lpips: a file of weights; by default the published ones")
+    weights: PathText | None = Field(None, description="lpips: file with the weights; by default the published weights")
 
     def check(self, size_px: int, size_setting: str, where: str = "") -> None:
         """Raise ValueError if images are too small for the distance."""

@@ -35,17 +35,25 @@ _WEIGHTS = {"smooth-l1": 0.2, "cosine": 0.5}
 
 class SelfAlignmentOptions(Scheduled):
     weight: float | None = Field(
-        None, gt=0, description="Its weight in the sum of the losses; by default 0.2 for smooth-l1, 0.5 for the cosine"
+        None,
+        gt=0,
+        description="Weight of this term in the sum of the losses; by default 0.2 for smooth-l1 and 0.5 for cosine",
     )
     block: int | None = Field(
-        None, description="The block that is aligned, counted from 1; by default a third of the depth"
+        None, description="Block whose output is aligned, counted from 1; by default a third of the depth"
     )
     teacher_block: int | None = Field(
-        None, description="The block of the average that it follows; by default two thirds of the depth"
+        None,
+        description="Block of the weight average that is the alignment's target; by default two thirds of the depth",
     )
-    gap: float = Field(0.2, ge=0, le=1, description="The average's t is lower by at most this much")
+    gap: float = Field(
+        0.2,
+        ge=0,
+        le=1,
+        description="Largest amount by which the weight average sees a lower t (less noise) than the model",
+    )
     distance: Literal["smooth-l1", "cosine"] = Field(
-        "smooth-l1", description="Distance of the tokens of the two blocks"
+        "smooth-l1", description="Distance between the tokens of the two blocks"
     )
 
     def resolved(self, plan: PlanView) -> Plain:
@@ -63,9 +71,9 @@ class SelfAlignmentSettings(SelfAlignmentOptions, LossPart):
     any_shape: ClassVar[bool] = True
 
     kind: Literal["self-alignment"] = "self-alignment"
-    weight: float = Field(0.2, gt=0, description="Its weight in the sum of the losses")
-    block: int = Field(description="The block that is aligned, counted from 1")
-    teacher_block: int = Field(description="The block of the average that it follows, counted from 1")
+    weight: float = Field(0.2, gt=0, description="Weight of this term in the sum of the losses")
+    block: int = Field(description="Block whose output is aligned, counted from 1")
+    teacher_block: int = Field(description="Block of the weight average that is the alignment's target, counted from 1")
 
     def check(self, plan: PlanView) -> None:
         super().check(plan)
@@ -73,12 +81,14 @@ class SelfAlignmentSettings(SelfAlignmentOptions, LossPart):
             check_block(self.kind, block, plan)
         if plan.ema is None:
             raise ValueError(
-                "self-alignment: its teacher is the weight average, and the plan has none; add the technique ema, or "
+                "self-alignment: the teacher is the weight average, but the plan has no average; add the "
+                "technique ema, or "
                 "set ema.decay"
             )
         if plan.run.distribution.kind == "fsdp":
             raise ValueError(
-                "self-alignment: its teacher needs whole averages, and run.distribution.kind fsdp shards them; use ddp"
+                "self-alignment: the teacher is the weight average and must not be sharded, but "
+                "run.distribution.kind fsdp shards it; use ddp"
             )
 
     def build(self, context: LossContext) -> SelfAlignment:
@@ -100,7 +110,7 @@ class SelfAlignment(nn.Module, LossTerm):
     def loss(self, inputs: LossInputs) -> Tensor:
         settings, student = self._settings, self._settings.block - 1
         if inputs.averaged is None:
-            raise RuntimeError("self-alignment: the step has no weight average")
+            raise RuntimeError("self-alignment: the training step was given no weight average")
         shown_B = teacher_time(inputs.sample.t_B, inputs.draws.uniform("self-alignment"), settings.gap)
         tapped = inputs.averaged(shown_B, frozenset({settings.teacher_block - 1}))
         teacher_BLD = tapped.features[settings.teacher_block - 1]

@@ -33,17 +33,32 @@ _MOST_WEIGHT = 1e8
 class VfSettings(Settings):
     """Settings of VA-VAE's VF loss. By default, the loss is off; the authors use `weight: 0.1`."""
 
-    weight: float = Field(0.0, ge=0, description="0: none. VA-VAE uses 0.1, times the factor of `adaptive`")
-    adaptive: bool = Field(
-        True, description="Balance it with the reconstruction loss by gradients at the encoder's last layer"
+    weight: float = Field(
+        0.0,
+        ge=0,
+        description="Weight of the loss; 0: not used. VA-VAE uses 0.1, multiplied by the factor of `adaptive`",
     )
-    cosine_margin: float = Field(0.5, ge=0, lt=2, description="m1: tokens nearer than 1 - m1 (cosine) have no loss")
+    adaptive: bool = Field(
+        True,
+        description="Scale the loss so that its gradient at the encoder's last layer is as large as that "
+        "of the reconstruction loss",
+    )
+    cosine_margin: float = Field(
+        0.5,
+        ge=0,
+        lt=2,
+        description="Margin m1: tokens with a cosine similarity above 1 - m1 to the teacher's tokens have no loss",
+    )
     distance_margin: float = Field(
-        0.25, ge=0, lt=2, description="m2: similarities that differ by at most this have no loss"
+        0.25,
+        ge=0,
+        lt=2,
+        description="Margin m2: pairs of tokens whose similarities differ by at most m2 from "
+        "the teacher's have no loss",
     )
     teacher: TeacherChoice = Field(
         Dinov2TeacherSettings(source="facebook/dinov2-large"),
-        description="The frozen network; scenes needs no download",
+        description="The frozen teacher network; the kind scenes needs no download",
     )
 
     def build(self, channels: int, grid: tuple[int, int], seed: int, device: torch.device) -> VfLoss | None:

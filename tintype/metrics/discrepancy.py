@@ -20,7 +20,9 @@ _BIAS_SHARE = 0.05
 
 def _mmd(pair: FeaturePair) -> Measured:
     if pair.reference.sigma2 <= 0:
-        raise UserError("more than half of the pairs of real images have equal features: the kernel width is undefined")
+        raise UserError(
+            "more than half of the pairs of real images have equal features, so the kernel width is undefined"
+        )
     return _estimate(pair, pair.kernel_sums(GAUSSIAN))
 
 
@@ -50,7 +52,7 @@ def _unit_sums(pair: FeaturePair) -> KernelSums:
         zero_N = points.norm_N == 0
         if zero_N.any():
             row = int(zero_N.double().argmax())
-            raise UserError(f"the features of {which} image {row} are all zero and cannot be brought to unit length")
+            raise UserError(f"the features of {which} image {row} are all zero and cannot be normalised to unit length")
     return pair.kernel_sums(UNIT)
 
 

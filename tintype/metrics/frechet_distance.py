@@ -82,7 +82,10 @@ def _fd_inf(pair: FeaturePair) -> Measured:
     come from the small sets, so they are a worse estimate of the intercept's error.
     """
     if pair.fakes < _FEWEST:
-        raise UserError(f"fd_inf takes quarters of the fake images and needs {_FEWEST} of them; there are {pair.fakes}")
+        raise UserError(
+            f"fd_inf also uses quarters of the fake images, so it needs at least {_FEWEST} fake images; there "
+            f"are {pair.fakes}"
+        )
     inverse_count, values = [1 / pair.fakes], [_whole_fd(pair)]
     for count in (2, 4):
         inverse_count.append(count / pair.fakes)

@@ -46,7 +46,10 @@ def _warnings(pair: FeaturePair, k: int) -> tuple[str, ...]:
     """Raise if a set has too few images for a k-th neighbour. Warn if the balls of the two sets cannot be compared."""
     for which, count in (("fake", pair.fakes), ("real", pair.reals)):
         if count <= k:
-            raise UserError(f"a {k}-th neighbour needs at least {k + 1} {which} images; there are {count}")
+            raise UserError(
+                f"to find a {k}-th nearest neighbour, the metric needs at least {k + 1} {which} "
+                f"images; there are {count}"
+            )
     warnings = []
     if max(pair.fakes, pair.reals) > 2 * min(pair.fakes, pair.reals):
         warnings.append(

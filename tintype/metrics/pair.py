@@ -93,8 +93,9 @@ class FeaturePair:
         wide_NF = _checked("fake", fake_NF, self.reference.device)
         if wide_NF.shape[1] != self.reference.size:
             raise UserError(
-                f"fake features have {wide_NF.shape[1]} numbers and real ones {self.reference.size}",
-                "take both from the same encoder",
+                f"the features of fake images have {wide_NF.shape[1]} numbers, but those of real images have "
+                f"{self.reference.size}",
+                "use the same encoder for both",
             )
         self.points = Points.about(self.reference.mean_F, wide_NF)
         self.copy_N = None if copy_N is None else copy_N.to(self.reference.device)
@@ -253,7 +254,7 @@ def _pairs_from(points: Points, rows: slice) -> Tensor:
 
 def _checked(which: str, feature_NF: Tensor, device: torch.device) -> Tensor:
     if feature_NF.ndim != 2 or not feature_NF.shape[1]:
-        raise UserError(f"{which} features must be a table, one row for each image, not {tuple(feature_NF.shape)}")
+        raise UserError(f"{which} features must have the shape [images, features], not {tuple(feature_NF.shape)}")
     if len(feature_NF) < 2:
         raise UserError(f"a metric needs at least 2 {which} images; there are {len(feature_NF)}")
     wide_NF = feature_NF.detach().to(device=device, dtype=torch.float64)

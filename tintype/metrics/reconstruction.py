@@ -85,7 +85,7 @@ def _mean_psnr(values: PairValues) -> Measured:
     if exact == count:
         return Measured(math.inf, warnings=("every pair is exact",))
     one = mean_with_error(values.value_N[finite_N], without_others(values.copy_N, finite_N))
-    note = f"{exact} of {count} pairs are exact and are left out of the mean"
+    note = f"{exact} of {count} pairs are identical and are left out of the mean"
     return replace(one, warnings=(note,)) if exact else one
 
 

@@ -118,7 +118,9 @@ def asked_of(stated: SceneBatch, captions: CaptionKind, visible: frozenset[str])
         objects = "presence" in visible and (differs["presence"] or bool(of_objects))
         asked = Asked(captions, objects, of_objects, of_scene)
     if not asked.objects and not asked.of_scene:
-        raise ValueError("there is nothing to score: the captions state nothing that is visible and that varies")
+        raise ValueError(
+            "no attribute can be scored: the captions state none that is visible and varies between scenes"
+        )
     return asked
 
 
@@ -205,7 +207,7 @@ def scaled(own_B: Tensor, shuffled_B: Tensor, real_B: Tensor) -> Tensor:
     """
     floor, top = shuffled_B.mean(), real_B.mean()
     if not top > floor:
-        raise ValueError("there is nothing to score: real images score no more on their prompts than on others")
+        raise ValueError("no attribute can be scored: real images match their own prompts no better than other prompts")
     value = (own_B.mean() - floor) / (top - floor)
     return value + ((own_B - own_B.mean()) - (1 - value) * (shuffled_B - floor)) / (top - floor)
 

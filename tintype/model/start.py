@@ -14,7 +14,9 @@ from tintype.settings import Part, PathText
 
 
 class StartPart(Part):
-    weights: Literal["raw", "average"] = Field("raw", description="The trained weights, or the run's average of them")
+    weights: Literal["raw", "average"] = Field(
+        "raw", description="Weights to start from: the trained weights (raw), or the run's weight average"
+    )
 
     def parent(self, run: Path) -> Path:
         """Return the folder of the other run. `run` is the folder of the run that starts."""
@@ -35,8 +37,8 @@ class RunStart(StartPart):
     """Start from any run. `sha256` pins the weights. The other run's folder is then not part of this run's identity."""
 
     kind: Literal["run"] = "run"
-    folder: PathText = Field(min_length=1, description="The folder of the other run")
-    sha256: Pin = Field(None, description="First digits of the weights' hash; different weights are refused")
+    folder: PathText = Field(min_length=1, description="Folder of the run to start from")
+    sha256: Pin = Field(None, description="First digits of the weights' SHA-256; weights with another hash are refused")
 
     def beside_hash(self) -> Collection[str]:
         return ("folder",) if self.sha256 is not None else ()
@@ -57,8 +59,10 @@ class ArmStart(StartPart):
     """
 
     kind: Literal["arm"] = "arm"
-    name: str = Field(min_length=1, description="The other arm's name")
-    plan: str | None = Field(None, pattern="^[0-9a-f]{16}$", description="The hash of its plan; the study knows it")
+    name: str = Field(min_length=1, description="Name of the arm to start from")
+    plan: str | None = Field(
+        None, pattern="^[0-9a-f]{16}$", description="Hash of that arm's plan; the study fills it in"
+    )
 
     def beside_hash(self) -> Collection[str]:
         return ("name",) if self.plan is not None else ()
@@ -66,8 +70,9 @@ class ArmStart(StartPart):
     def parent(self, run: Path) -> Path:
         if self.plan is None:
             raise UserError(
-                f"start.name: '{self.name}' is an arm, and arms exist only in a study",
-                "run the study with `tintype ablate`, or start from a folder: start.kind=run, start.folder=DIR",
+                f"start.name: '{self.name}' is the name of an arm, and arms exist only in a study",
+                "run the study with `tintype ablate`, or start from the folder of a run: start.kind=run, "
+                "start.folder=DIR",
             )
         return run.parent / self.plan
 

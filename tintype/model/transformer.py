@@ -291,7 +291,7 @@ class Transformer(nn.Module):
         are noised class tokens, for a denoiser with a class token.
         """
         if (class_BT is None) != (self.class_token is None):
-            raise TypeError("class_BT goes with model.class_token: give both or neither")
+            raise TypeError("class_BT is needed if model.class_token is set, and not allowed otherwise")
         short = not only_taps and not attention_taps and self._waits_for_host(x_t_BCHW, route)
         sizes = FEW_SIZES if short else MANY_SIZES
         given = self._pack(text, sizes) if isinstance(text, TextTokens) else text
@@ -383,7 +383,7 @@ class Transformer(nn.Module):
 
         depth = len(self.blocks)
         if route is not None and route.end > depth:
-            raise ValueError(f"the route ends at block {route.end}, but there are {depth}")
+            raise ValueError(f"the route ends at block {route.end}, but the model has {depth} blocks")
         stop = 1 + max(taps) if only_taps else depth
         features: dict[int, Tensor] = {}
         attention: dict[int, Tensor] = {}

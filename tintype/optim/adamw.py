@@ -29,9 +29,11 @@ _CHUNK_NUMBERS = 1 << 26
 class AdamWSettings(OptimizerPart):
     kind: Literal["adamw"] = "adamw"
     lr: float = Field(1e-4, gt=0, description="Learning rate after the warm-up")
-    beta1: float = Field(0.9, ge=0, lt=1, description="Decay of the mean of the gradients")
-    beta2: float = Field(0.95, ge=0, lt=1, description="Decay of the mean of their squares")
-    eps: float = Field(1e-15, gt=0, description="Added to the root of that mean before the division")
+    beta1: float = Field(0.9, ge=0, lt=1, description="Decay of the running mean of the gradients")
+    beta2: float = Field(0.95, ge=0, lt=1, description="Decay of the running mean of the squared gradients")
+    eps: float = Field(
+        1e-15, gt=0, description="Number added to the square root of that running mean of squares before dividing by it"
+    )
     weight_decay: float = Field(0.0, ge=0, description="Decoupled")
 
     @property

@@ -44,13 +44,13 @@ class EmaSettings(AverageSettings):
     These settings have no `kind`, so that plans from before there were other averages stay valid.
     """
 
-    decay: float = Field(0.999, ge=0, lt=1, description="Share of the average that each update keeps")
+    decay: float = Field(0.999, ge=0, lt=1, description="Decay: the share of the old average in each update")
     ramp: bool = Field(
         True,
-        description="Start from the first trained weights with a low decay and raise it to `decay`; false: average the "
-        "initial weights in, as PRX does",
+        description="true: start the average from the first trained weights, with a low decay that rises to "
+        "`decay`; false: start it from the initial weights, as PRX does",
     )
-    every: int = Field(1, ge=1, description="Update the average after every this many steps")
+    every: int = Field(1, ge=1, description="Number of steps between two updates of the average")
 
     def check(self, plan: PlanView) -> None:
         if self.every > plan.train.steps:

@@ -66,34 +66,42 @@ _FUSED = {"img_qkv_proj.weight": 3, "txt_kv_proj.weight": 2, "modulation.lin.wei
 
 class MuonSettings(OptimizerPart):
     kind: Literal["muon"] = "muon"
-    lr: float = Field(1e-3, gt=0, description="Learning rate after the warm-up; adamw has its own")
-    momentum: float = Field(0.95, ge=0, lt=1, description="Decay of the mean of the gradients")
-    nesterov: bool = Field(True, description="Nesterov's momentum: the gradient is added once more")
+    lr: float = Field(1e-3, gt=0, description="Learning rate of Muon after the warm-up; the section adamw has its own")
+    momentum: float = Field(0.95, ge=0, lt=1, description="Decay of the running mean of the gradients")
+    nesterov: bool = Field(True, description="Use Nesterov momentum")
     weight_decay: float = Field(0.0, ge=0, description="Decoupled")
     scaling: Literal["matched", "original"] = Field(
         "matched",
-        description="Times 0.2 sqrt(max(rows, columns)), the size of AdamW's steps; or sqrt(max(1, rows / columns))",
+        description="Factor of the orthogonal matrix: 0.2 sqrt(max(rows, columns)), which matches AdamW's step "
+        "size, or sqrt(max(1, rows / columns)) (original)",
     )
-    newton_schulz_steps: int = Field(5, ge=1, le=20, description="Steps of the iteration that orthogonalises")
-    compute: Literal["bf16", "fp32"] = Field("bf16", description="The type of the iteration")
+    newton_schulz_steps: int = Field(5, ge=1, le=20, description="Number of iterations of the orthogonalisation")
+    compute: Literal["bf16", "fp32"] = Field("bf16", description="Compute type of the orthogonalisation")
     iteration: Literal["newton-schulz", "polar-express"] = Field(
-        "newton-schulz", description="One polynomial for all steps of the iteration, or Polar Express's, one for each"
+        "newton-schulz",
+        description="Polynomial of the orthogonalisation: the same in all iterations "
+        "(newton-schulz), or another one in each (polar-express)",
     )
     row_decay: float | None = Field(
         None,
         ge=0,
         lt=1,
-        description="NorMuon: decay of the mean square of each row's steps, whose root divides them; null: none",
+        description="NorMuon: decay of the running mean square of each row's steps; its root divides the row. "
+        "null: not used",
     )
-    cautious: bool = Field(False, description="Decay only the weights that the step itself moves towards zero")
+    cautious: bool = Field(
+        False, description="Apply weight decay only to weights that the update moves towards zero"
+    )
     fused: Literal["whole", "parts"] = Field(
-        "whole", description="Fused projections (QKV, KV, modulation) as one matrix, or each of their parts separately"
+        "whole",
+        description="Orthogonalise fused projections (QKV, KV, modulation) as one matrix (whole), or "
+        "each projection separately (parts)",
     )
-    modulation: bool = Field(True, description="Update the modulation matrices too; otherwise AdamW does")
+    modulation: bool = Field(True, description="Update the modulation matrices with Muon; otherwise AdamW updates them")
     matrices: tuple[str, ...] = Field(
-        ("denoiser.blocks.",), min_length=1, description="Prefixes of the names of the 2-D weights that it updates"
+        ("denoiser.blocks.",), min_length=1, description="Name prefixes of the 2-D weights that Muon updates"
     )
-    adamw: AdamWSettings = Field(AdamWSettings(), description="For all other parameters")
+    adamw: AdamWSettings = Field(AdamWSettings(), description="Settings of AdamW, which updates all other parameters")
 
     def problems(self) -> Iterator[str]:
         if self.cautious and not self.weight_decay:
@@ -173,7 +181,7 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Take a step with all parameters. As in torch's fused optimizers, nothing changes if `found_inf` is 1."""
         if closure is not None:
-            raise NotImplementedError("closures are not supported")
+            raise NotImplementedError("this optimizer does not support closures")
         matrices, *others = self.param_groups
         for group in others:
             step_adamw(self, self.settings.adamw, group["params"], group["lr"], self.storage)
@@ -186,7 +194,7 @@ class Muon(torch.optim.Optimizer):
         for at, (batches, fused) in enumerate(self._portions):
             gradients = [local(one.grad) for batch in batches for one in batch.parameters if one.grad is not None]
             if len(gradients) < sum(len(batch.parameters) for batch in batches):
-                raise RuntimeError("muon: a matrix has no gradient")
+                raise RuntimeError("muon: a matrix that Muon should update has no gradient")
             if at in self._replays:
                 self._replays[at]([lr, skipped, *gradients])
             else:

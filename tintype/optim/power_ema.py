@@ -25,13 +25,18 @@ Length = Annotated[float, Field(gt=0, lt=LONGEST)]
 
 class PowerEmaSettings(Part, AverageSettings):
     kind: Literal["power"] = "power"
-    lengths: tuple[Length, ...] = Field((0.05, 0.10), min_length=1, description="Widths as shares of the training")
-    snapshots: int = Field(16, ge=1, description="Number of permanent snapshots of the averages over the run")
+    lengths: tuple[Length, ...] = Field(
+        (0.05, 0.10),
+        min_length=1,
+        description="Relative lengths (sigma_rel) "
+        "of the averages: standard deviation of the weighting over time, as a share of the training",
+    )
+    snapshots: int = Field(16, ge=1, description="Number of snapshots of the averages that a run stores for good")
 
     @model_validator(mode="after")
     def _different(self) -> PowerEmaSettings:
         if len(set(self.lengths)) < len(self.lengths):
-            raise ValueError(f"lengths: one is given twice in {list(self.lengths)}")
+            raise ValueError(f"lengths: a length is given twice in {list(self.lengths)}")
         return self
 
     def build(self, weights: Mapping[str, Tensor]) -> PowerEma:

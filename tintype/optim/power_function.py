@@ -37,7 +37,9 @@ def exponent(length: float) -> float:
     The signs of the coefficients change only once, so there is one positive root. The root is below 1/s.
     """
     if not 0 < length < LONGEST:
-        raise ValueError(f"the length of an average lies between 0 and {LONGEST:.4f}, the plain mean; found {length:g}")
+        raise ValueError(
+            f"the length of an average must lie between 0 and {LONGEST:.4f} (the plain mean), but is {length:g}"
+        )
     inverse = length**-2
     root = brentq(lambda g: ((g + 7) * g + 16 - inverse) * g + 12 - inverse, 0.0, 1 / length, xtol=1e-14, rtol=1e-15)
     return float(root)

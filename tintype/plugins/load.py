@@ -60,7 +60,7 @@ def load_environment() -> None:
             raise UserError(
                 f"the plugin {path} was changed after the command that started this process had loaded it (sha256 "
                 f"{pin[:12]}… then, {sha256[:12]}… now)",
-                "put it back, or stop that command and begin it again",
+                "restore the earlier file, or stop that command and start it again",
             )
         _load_file(Path(path))
         _name_in_environment()
@@ -145,17 +145,18 @@ def _load_file(path: Path) -> Plugin:
     place = str(path.resolve())
     if (there := _files.get(path.name)) is not None:
         if there.place != place:
-            raise UserError(f"{option('plugin', path)}: {there.place} has the same name", "give one of them another")
+            raise UserError(f"{option('plugin', path)}: {there.place} has the same name", "rename one of the two files")
         return there  # already loaded by this process
     name = path.name.removesuffix(".py")
     if path.suffix != ".py" or not name.isidentifier() or keyword.iskeyword(name):
         raise UserError(
-            f"{option('plugin', path)} does not name a module",
-            "give a Python file whose name is a word, as my_ideas.py",
+            f"{option('plugin', path)} is not a valid name for a Python module",
+            "name the file with letters, digits and _, such as my_ideas.py",
         )
     if os.pathsep in place:
         raise UserError(
-            f"{option('plugin', path)}: '{os.pathsep}' in its path separates files in {VARIABLE}", "move the file"
+            f"{option('plugin', path)}: the path must not contain '{os.pathsep}', which separates files in {VARIABLE}",
+            "move the file to another path",
         )
     content = _read(path)
     plugin = Plugin(path.name, hashlib.sha256(content).hexdigest(), place=place)
@@ -199,7 +200,8 @@ def _add_parts(module: ModuleType, plugin: Plugin) -> None:
     if not found:
         names = ", ".join(group.upper() for group in GROUPS)
         raise UserError(
-            f"{option('plugin', plugin.place)}: it adds nothing", f"it needs one of {names} (docs/plugins.md)"
+            f"{option('plugin', plugin.place)}: the plugin adds nothing",
+            f"define at least one of {names} (docs/plugins.md)",
         )
 
 
@@ -225,8 +227,8 @@ def _load_entry(entry: EntryPoint, group: str) -> None:
         part = entry.load()
     except Exception as error:
         raise UserError(
-            f"the package {plugin.name} has the {registry.words(group)} '{entry.name}', which cannot be loaded from "
-            f"{entry.value} ({type(error).__name__}: {error})",
+            f"the package {plugin.name} has the {registry.words(group)} '{entry.name}', which could not be "
+            f"loaded from {entry.value} ({type(error).__name__}: {error})",
             f"update or uninstall {plugin.name}",
         ) from error
     registry.add(group, entry.name, part, plugin)

@@ -42,7 +42,7 @@ def check_plugins(folder: Path, recorded: Mapping[str, Any]) -> None:
             raise UserError(
                 f"{folder} was made with the plugin {of} (sha256 {about['sha256']}), "
                 f"but {where} has sha256 {plugin.sha256}",
-                f"use the earlier file, or begin again with another {option('out')}",
+                f"use the earlier file, or start again with another {option('out')}",
             )
 
 
@@ -79,4 +79,6 @@ def _missing(folder: Path, name: str, about: Mapping[str, str]) -> UserError:
         way = f"install it, for example `pip install {quote(f'{name}=={version}')}`"
     else:
         way = f"name the file before the command, `tintype --plugin {quote(name)} …`, or in {VARIABLE}"
-    return UserError(f"{folder} was made with the plugin {name} (sha256 {about['sha256']}), which is not loaded", way)
+    return UserError(
+        f"{folder} was made with the plugin {name} (sha256 {about['sha256']}), but this plugin is not loaded", way
+    )

@@ -89,8 +89,8 @@ def add(group: str, name: str, part: Any, plugin: Plugin) -> None:
     if there is not None:
         other = there.plugin.name
         raise UserError(
-            f"plugin {plugin.name}: its {words(group)} '{name}' is "
-            + ("given twice" if other == plugin.name else f"in the plugin {other} too"),
+            f"plugin {plugin.name}: the {words(group)} '{name}' is "
+            + ("given twice" if other == plugin.name else f"also in the plugin {other}"),
             "give one of them another name",
         )
     _groups[group].added[name] = one
@@ -131,7 +131,7 @@ def words(group: str) -> str:
 def _check(group: str, name: str, one: Added) -> None:
     mine, what = _groups[group], f"plugin {one.plugin.name}: its {words(group)} '{name}'"
     if name in mine.built_in:
-        raise UserError(f"{what} is built into tintype", "give yours another name")
+        raise UserError(f"{what} is built into tintype", "choose another name for your own")
     if not mine.declared:
         return  # checked when the group's module is imported
     if mine.base is None:
@@ -140,4 +140,4 @@ def _check(group: str, name: str, one: Added) -> None:
         fits = issubclass(one.part, mine.base) if isinstance(one.part, type) else isinstance(one.part, mine.base)
     if not fits:
         wanted = "a function" if mine.base is None else f"a {mine.base.__module__}.{mine.base.__qualname__}"
-        raise UserError(f"{what} is no {wanted.removeprefix('a ')}", "make it one (docs/plugins.md)")
+        raise UserError(f"{what} is not {wanted}", "docs/plugins.md shows what is needed")

@@ -42,7 +42,9 @@ def _first(file: Path, item: str, found: dict[str, str | None]) -> dict[str, str
     with writing_cache(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         with taking_turns(file.parent / ".lock"):  # ranks and workers load the same repository at the same time
-            with as_user_error(ValueError, f"{file} is damaged", "remove it to accept the next load"):
+            with as_user_error(
+                ValueError, f"{file} is damaged", "remove this file; the weights that are loaded next are then accepted"
+            ):
                 known = read_json(file)
             if item not in known:
                 write_json(file, {**known, item: found})

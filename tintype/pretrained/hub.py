@@ -111,7 +111,7 @@ class Checkpoint:
         """Return the checkpoint's config.json. `what` is the expected kind of checkpoint, for error messages."""
         file = self.file("config.json")
         if file is None:
-            raise UserError(f"{self.words} has no config.json: it is not {what}")
+            raise UserError(f"{self.words} has no config.json, so it is not {what}")
         return json_object(file)
 
     def model(
@@ -131,7 +131,10 @@ class Checkpoint:
         self._check_weights()
         transformers = transformers_package()
         if classes is not None and config.model_type not in classes:
-            raise UserError(f"{self.words} is a '{config.model_type}'; this encoder takes {' or '.join(classes)}")
+            raise UserError(
+                f"{self.words} is a model of the type '{config.model_type}', but this encoder needs "
+                f"{' or '.join(classes)}"
+            )
         with explained(self):
             if classes is not None:
                 network = attrgetter(classes[config.model_type])(transformers)
@@ -163,7 +166,7 @@ class Checkpoint:
 
     def _writer(self, classes: Mapping[type, Untyped], config: Untyped) -> Untyped:
         if type(config) not in classes:
-            raise UserError(f"{self.words} is a '{config.model_type}', which cannot describe images")
+            raise UserError(f"{self.words} is a model of the type '{config.model_type}', which cannot describe images")
         return classes[type(config)]
 
     def autoencoder(self, class_name: str) -> tuple[Untyped, dict[str, Untyped]]:
@@ -174,7 +177,7 @@ class Checkpoint:
         diffusers = diffusers_package()
         stated = self.stated_config("an autoencoder of diffusers")
         if (found := stated.get("_class_name")) != class_name:
-            raise UserError(f"{self.words} is a '{found}'; this kind of tokenizer takes {class_name}")
+            raise UserError(f"{self.words} is a '{found}', but this kind of tokenizer needs {class_name}")
         network = getattr(diffusers, class_name)
         return self._load(network, torch_dtype=torch.float32, low_cpu_mem_usage=False), stated
 
@@ -190,8 +193,8 @@ class Checkpoint:
         ids = tokenizer.get_vocab().values()
         if 2 * len(ids) < vocabulary or max(ids) >= vocabulary:
             raise UserError(
-                f"{self.words}: its tokenizer has {len(ids)} tokens with ids to {max(ids, default=0)}, but its text "
-                f"network a table of {vocabulary}, so texts would be misread",
+                f"{self.words}: the tokenizer has {len(ids)} tokens with ids up to {max(ids, default=0)}, but "
+                f"the text network has {vocabulary} embeddings, so the two do not belong together",
                 _TOKENIZER_ADVICE,
             )
         self._hold_files(*_TOKENIZER_FILES)
@@ -201,7 +204,7 @@ class Checkpoint:
         """Return the checkpoint's preprocessing config. Raise if there is none."""
         found = self.stated_image_processor()
         if found is None:
-            raise UserError(f"{self.words} has no preprocessor_config.json, which defines its preprocessing of images")
+            raise UserError(f"{self.words} has no preprocessor_config.json, which defines how images are preprocessed")
         return found
 
     def stated_image_processor(self) -> ImageProcessor | None:
@@ -248,7 +251,7 @@ class Checkpoint:
     def check_folder(self) -> None:
         if self.folder is not None and not self.folder.is_dir():
             raise UserError(
-                f"there is no folder {self.folder}", "name a folder with a model, or a repository of the hub"
+                f"there is no folder {self.folder}", "give the folder of a model, or a repository on the hub"
             )
 
     def _load(self, network_class: Untyped, unused: Collection[str] = (), **options: Untyped) -> Untyped:
@@ -264,8 +267,8 @@ class Checkpoint:
         missing = loading["missing_keys"]
         if lacking := [name for name in sorted(missing) if not set(unused) & set(name.split("."))]:
             raise UserError(
-                f"{self.words} lacks weights of its network, which would stay random: {', '.join(lacking[:3])}",
-                "is it the whole checkpoint?",
+                f"{self.words} lacks some weights of its network, which would stay random: {', '.join(lacking[:3])}",
+                "check that the checkpoint is complete",
             )
         if files := self._weight_files():
             self._hold_files(*files)
@@ -300,8 +303,8 @@ class Checkpoint:
         folder = self.folder / self.subfolder
         if not any(folder.glob("*.safetensors")):
             raise UserError(
-                f"{folder} has no .safetensors file, and tintype reads no other format, since others can run code",
-                "load the model once with transformers and write it with save_pretrained",
+                f"{folder} has no .safetensors file; tintype reads no other format, since other formats can run code",
+                "load the model with transformers and save it with save_pretrained",
             )
         _check_json(folder, "model.safetensors.index.json")
 
@@ -311,7 +314,7 @@ class Checkpoint:
         folder = self.folder / self.subfolder
         if not any(all((folder / name).is_file() for name in names) for names in _TOKENIZERS):
             wanted = ", ".join(" with ".join(names) for names in _TOKENIZERS)
-            raise UserError(f"{folder} has no tokenizer for texts (one of {wanted})", _TOKENIZER_ADVICE)
+            raise UserError(f"{folder} has no text tokenizer (one of the files {wanted})", _TOKENIZER_ADVICE)
         _check_json(folder, "tokenizer.json", "tokenizer_config.json", "vocab.json")
 
 

@@ -30,7 +30,7 @@ _ERRORS = (pickle.UnpicklingError, EOFError, ValueError, TypeError, KeyError, At
 
 def read_arrays(data: bytes, where: str) -> dict[str, Tensor]:
     """Read a pickle of nested dictionaries of float numpy arrays."""
-    with as_user_error(_ERRORS, f"{where} is not a pickle of numpy arrays alone, and was not read"):
+    with as_user_error(_ERRORS, f"{where} is not a pickle that contains only numpy arrays, so it was not loaded"):
         found = dict(_leaves(_Arrays(io.BytesIO(data)).load(), np.ndarray))
         return {path: torch.from_numpy(np.array(array, dtype=np.float32)) for path, array in found.items()}
 
@@ -53,9 +53,11 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except (RuntimeError, *_ERRORS) as error:
         first = str(error).splitlines()[0]
-        raise UserError(f"{path} is not a checkpoint of tensors alone, and was not read: {first}") from None
+        raise UserError(
+            f"{path} is not a checkpoint that contains only tensors, so it was not loaded: {first}"
+        ) from None
     if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
-        raise UserError(f"{path} is not a state dictionary: it contains more than named tensors")
+        raise UserError(f"{path} is not a state dictionary: the file contains more than named tensors")
     return dict(found)
 
 
@@ -73,13 +75,13 @@ class _Table(pickle.Unpickler):
 def _blank_array(kind: type, shape: tuple[int, ...], code: bytes) -> npt.NDArray[np.int8]:
     """Return an empty array. numpy's pickles create it first, and then set its shape and values."""
     if kind is not np.ndarray or shape != (0,):
-        raise pickle.UnpicklingError("it contains an object that is not a plain array")
+        raise pickle.UnpicklingError("the pickle contains an object that is not a plain array")
     return np.ndarray((0,), dtype=np.int8)
 
 
 def _float_type(code: str, align: bool = False, copy: bool = False) -> np.dtype[np.floating]:
     if code not in ("f2", "f4", "f8"):
-        raise pickle.UnpicklingError(f"it has an array of the type {code!r:.20}, which is not a float type")
+        raise pickle.UnpicklingError(f"the pickle has an array of the type {code!r:.20}, which is not a float type")
     return np.dtype(code)
 
 
@@ -118,7 +120,7 @@ class _Archive(_Table):
     def persistent_load(self, pid: tuple[str, str, str, str, int]) -> Tensor:
         tag, kind, key, _, count = pid
         if tag != "storage" or kind != "float32" or not str(key).isdigit():
-            raise pickle.UnpicklingError(f"it refers to {pid!r:.60}, which is not a storage of floats")
+            raise pickle.UnpicklingError(f"the checkpoint refers to {pid!r:.60}, which is not a storage of floats")
         return torch.frombuffer(bytearray(self.storage(str(key))), dtype=torch.float32, count=count)
 
 
@@ -134,5 +136,5 @@ def _leaves(node: object, kind: type[Leaf], path: str = "") -> list[tuple[str, L
     elif isinstance(node, Mapping):
         inside = dict(node)
     else:
-        raise ValueError(f"'{path}' is a {type(node).__name__}")
+        raise ValueError(f"the entry '{path}' has the type {type(node).__name__}")
     return [leaf for name, value in inside.items() for leaf in _leaves(value, kind, f"{path}.{name}".lstrip("."))]

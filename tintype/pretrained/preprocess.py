@@ -58,7 +58,7 @@ class Resampling:
 
     def __post_init__(self) -> None:
         if self.antialias and self.grid == "tf1":
-            raise ValueError("TensorFlow 1's grid has no antialiasing: set antialias to False")
+            raise ValueError("TensorFlow 1's resizing has no antialiasing; set antialias to False")
 
     @property
     def definition(self) -> str:
@@ -156,7 +156,8 @@ def check_bytes(image_BCHW: Tensor) -> None:
     """
     if image_BCHW.dtype != torch.uint8:
         raise TypeError(
-            f"images must be uint8 with values 0 to 255, not {image_BCHW.dtype}: the range of other types is unknown"
+            f"images must be uint8 with values 0 to 255, not {image_BCHW.dtype}, since the value range of other "
+            f"types is unknown"
         )
     if image_BCHW.ndim != 4 or image_BCHW.shape[1] != 3 or 0 in image_BCHW.shape[2:]:
         raise ValueError(f"images must have the shape [B, 3, H, W], not {list(image_BCHW.shape)}")
@@ -293,5 +294,8 @@ class ImageProcessor(BaseModel):
     def resize_filter(self, words: str) -> Filter:
         """Return the resize filter. Error messages name the checkpoint by `words`."""
         if not isinstance(self.resample, int) or self.resample not in _FILTERS:
-            raise UserError(f"{words}: its preprocessor has resample {self.resample}", "known: 2 and 3")
+            raise UserError(
+                f"{words}: the preprocessor config has resample={self.resample}, which is not supported",
+                "valid: 2 (bilinear) and 3 (bicubic)",
+            )
         return _FILTERS[self.resample]

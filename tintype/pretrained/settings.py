@@ -12,9 +12,11 @@ from tintype.pretrained.hub import Checkpoint
 from tintype.runtime.identity import Pin
 from tintype.settings import LocalFiles, Part, PathText, Plain
 
-Source = Annotated[PathText, Field(min_length=1, description="Repository of the hub, or a local folder")]
-Revision = Annotated[str | None, Field(description="Branch, tag or commit of the hub; a commit cannot change")]
-Subfolder = Annotated[str, Field(description="Subfolder of the repository, or of a folder without a config.json")]
+Source = Annotated[PathText, Field(min_length=1, description="Repository on the hub, or a local folder")]
+Revision = Annotated[str | None, Field(description="Branch, tag or commit of the repository; a commit never changes")]
+Subfolder = Annotated[
+    str, Field(description="Subfolder with the model, in the repository or in a local folder without a config.json")
+]
 
 
 _COPIED = frozenset({".safetensors", ".json", ".txt", ".model"})
@@ -30,8 +32,10 @@ class PretrainedPart(Part):
     weights: Source
     revision: Revision = None
     subfolder: Subfolder = ""
-    sha256: Pin = Field(None, description="First digits of the identity; a different network is refused")
-    compute: Compute = Field("fp32", description="The network's compute type; tf32 and bf16 are faster on a GPU")
+    sha256: Pin = Field(
+        None, description="First digits of the network's identity hash; a network with another identity is refused"
+    )
+    compute: Compute = Field("fp32", description="Compute type of the network; tf32 and bf16 are faster on a GPU")
 
     @model_validator(mode="before")
     @classmethod

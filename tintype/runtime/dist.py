@@ -336,7 +336,7 @@ def _meet() -> None:
             raise SystemExit(2)
         raise UserError(
             f"torchrun started {_number('LOCAL_WORLD_SIZE')} processes on this machine, which has {gpus} GPUs",
-            f"start it with `--nproc-per-node {gpus:d}`",
+            f"start torchrun with `--nproc-per-node {gpus:d}`",
         )
     if gpus:
         torch.cuda.set_device(local)
@@ -357,7 +357,7 @@ def alone(what: str) -> None:
     Commands that start their own processes, or that must run as a single process, call this function.
     """
     if _number("WORLD_SIZE", 1) > 1 and launched():
-        raise UserError(f"`{what}` runs as one process", "start it without torchrun")
+        raise UserError(f"`{what}` runs only as a single process", "start the command without torchrun")
 
 
 def refuse_other_steps(steps: Sequence[int], run: Path) -> None:
@@ -366,7 +366,9 @@ def refuse_other_steps(steps: Sequence[int], run: Path) -> None:
     The ranks do not load at the same time. If the run still trains, it may write a new checkpoint in between.
     """
     if len(set(steps)) > 1:
-        raise UserError(f"{run} was saved at step {max(steps)} while it was loaded", f"{again()} again")
+        raise UserError(
+            f"{run} was saved again, at step {max(steps)}, while this process was loading it", f"{again()} again"
+        )
 
 
 def _number(name: str, usual: int = 0) -> int:

@@ -59,7 +59,7 @@ def sharded_layout(shards: int, world: World, device: torch.device) -> Layout:
     """Return the layout of weights that are sharded over `shards` ranks."""
     if world.size % shards:
         raise UserError(
-            f"run.distribution.shards is {shards}, which does not divide the {world.size} ranks",
+            f"run.distribution.shards is {shards}, but must divide the number of ranks, {world.size}",
             "valid: " + ", ".join(str(count) for count in range(1, world.size + 1) if world.size % count == 0),
         )
     from torch.distributed.device_mesh import init_device_mesh
@@ -74,10 +74,9 @@ def share_of_batch(batch: int, accumulate: int, world: World) -> int:
     micro = batch // accumulate
     if micro % world.size:
         raise UserError(
-            f"train.batch {batch} in train.accumulate {accumulate} micro-batches gives {micro} samples at a time, "
-            f"which cannot be split evenly over {world.size} ranks",
-            "take a batch that is a multiple of "
-            f"{accumulate * world.size}, or another number of micro-batches or ranks",
+            f"train.batch {batch} in train.accumulate {accumulate} micro-batches gives {micro} samples per "
+            f"micro-batch, which cannot be split evenly over {world.size} ranks",
+            f"use a batch that is a multiple of {accumulate * world.size}, or another number of micro-batches or ranks",
         )
     return micro // world.size
 
@@ -103,10 +102,10 @@ def shard_blocks(denoiser: nn.Module, layout: Layout, gather: torch.dtype | None
     for name, parameter in denoiser.named_parameters():
         if parameter.ndim > 1 and len(parameter) < layout.shards:
             raise UserError(
-                f"run.distribution.shards: {layout.shards} ranks cannot share the {len(parameter)} rows of "
+                f"run.distribution.shards: {layout.shards} shards are too many for the {len(parameter)} rows of "
                 f"denoiser.{name}",
-                f"set it to {len(parameter)} or less, a divisor of the {layout.world.size} ranks, and "
-                "there will be replicas of the weights (HSDP)",
+                f"choose a divisor of the {layout.world.size} ranks that is at most {len(parameter)}; the "
+                f"weights are then also replicated (HSDP)",
             )
     policy = MixedPrecisionPolicy(param_dtype=gather, reduce_dtype=torch.float32, cast_forward_inputs=False)
     mesh = layout.mesh if layout.replicas > 1 else layout.mesh["shards"]

@@ -230,7 +230,7 @@ class Claim:
         try:
             known = parse_object(content)
             if known.pop("checksum", None) != checksum_of_json(known):
-                return cls(number, damage="it does not match its checksum")
+                return cls(number, damage="the file does not match its checksum")
             found = _Content.model_validate(known)
             if found.number != number:
                 return cls(number, damage=f"it is a copy of {found.number:06d}.json")
@@ -308,9 +308,9 @@ class Leases:
         """Raise MovedError if the folder was moved, renamed or removed."""
         if self.anchor is not None and self.is_moved():
             raise MovedError(
-                f"{self.anchor.parent} was moved, renamed or removed while it was in use, so nothing more is written; "
-                "saved files are in its new place",
-                "give its new path to resume",
+                f"{self.anchor.parent} was moved, renamed or removed while it was in use, so writing stopped; "
+                f"saved files are in the folder's new place",
+                "give the folder's new path to resume",
             )
 
     def newest(self, name: str) -> Claim | None:
@@ -359,7 +359,10 @@ class Leases:
         number = newest.number + 1 if newest else 1  # after the claim that is over, and after no other
         if number > _MOST_CLAIMS:
             file = self.path(name, _MOST_CLAIMS)
-            raise UserError(f"{file} is the last possible claim of a run", f"stop all workers and remove {file.parent}")
+            raise UserError(
+                f"{file} is the last possible claim of a run (claims are numbered, and the numbers are used up)",
+                f"stop all workers and remove {file.parent}",
+            )
         if newest is not None and newest.damage:
             file = self.path(name, newest.number)
             note_once(str(file), f"{file} cannot be read ({newest.damage}): it is taken for expired")

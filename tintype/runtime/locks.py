@@ -47,7 +47,9 @@ def locked(folder: Path, otherwise: str = ANOTHER_OUT, passed: Collection[int] =
         lock = (folder / _LOCK).open("a+")
     with lock:
         if not _take(lock):
-            raise UserError(f"another process{_holder(folder)} works in {folder}", f"wait for it, or {otherwise}")
+            raise UserError(
+                f"another process{_holder(folder)} is writing to {folder}", f"wait until it ends, or {otherwise}"
+            )
         lock.truncate(0)
         lock.write(f"{os.getpid()}\n")
         lock.flush()
@@ -121,7 +123,10 @@ class SharedWork:
                 mine.append(items[0])
         except OSError as error:
             self._has_locks = False
-            text = f"processes cannot share the work on {self._words}, and each does its own: no locks ({error})"
+            text = (
+                f"processes cannot share the work on {self._words}, because file locks do not work "
+                f"({error}); each process does all of the work itself"
+            )
             note_once(f"locks of {self._words}", text)
         return mine or list(items[:portion])
 
@@ -203,5 +208,5 @@ def refuse_foreign(folder: Path, mark: str) -> None:
     """
     if any(not entry.name.startswith(".") and entry.name != "checkpoints" for entry in folder.iterdir()):
         raise UserError(
-            f"{folder} contains other files and no {mark}", f"choose an empty or new folder for {option('out')}"
+            f"{folder} contains other files, but not {mark}", f"choose an empty or new folder for {option('out')}"
         )

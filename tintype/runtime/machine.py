@@ -64,7 +64,7 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UserError(f"run.device: '{name}' is not a device", "valid: auto, cpu, cuda, cuda:N") from None
+        raise UserError(f"run.device: '{name}' is not a valid device", "valid: auto, cpu, cuda, cuda:N") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError(
             f"run.device is {name}, but no CUDA device is available here", f"use {setting('run.device', 'cpu')}"

@@ -37,8 +37,8 @@ def checked_memory() -> Iterator[None]:
         hidden = error
     if count_failures() > before:
         raise torch.OutOfMemoryError(
-            "GPU memory ran out in an operation, which then used another algorithm with other last digits; run fewer "
-            "trainings at a time on this GPU"
+            "GPU memory ran out in an operation, which then fell back to an algorithm with slightly different "
+            "results; run fewer trainings at a time on this GPU"
         ) from hidden
 
 

@@ -185,11 +185,11 @@ class DiskRows(Rows):
             make_file(file, content)
         with file.open("rb") as opened:
             head = opened.read(len(content.head))
-        remake = f"delete it, and its {content.words} will be computed again"
+        remake = f"delete this file, and its {content.words} will be computed again"
         if not head.startswith(_FORMAT):
             raise damaged(file, "or was written by an earlier version of tintype", remake)
         if (found := file.stat().st_size) != size:
-            raise damaged(file, f"it has {found} bytes, and a file of these {content.words} has {size}", remake)
+            raise damaged(file, f"the file has {found} bytes, but must have {size} for these {content.words}", remake)
         if head != content.head:
             raise UserError(f"{file} contains other {content.words}", remake)
         self.file = file
@@ -236,12 +236,12 @@ def make_file(file: Path, content: Content) -> None:
     """Make an empty file with its full size. The file gets its final name only when it is complete."""
     size = content.file_bytes
     advice = f"free some, set TINTYPE_CACHE to a folder with room, or {content.otherwise}"
-    with as_user_error(OSError, f"cannot make {file} of {gigabytes(size)} ({size} bytes)", advice):
+    with as_user_error(OSError, f"cannot create {file} with {gigabytes(size)} ({size} bytes)", advice):
         file.parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(file.parent)
         if size > (free := shutil.disk_usage(file.parent).free):
             raise UserError(
-                f"the {content.words} need {gigabytes(size)} ({size} bytes) in {file.parent}, where "
+                f"the {content.words} need {gigabytes(size)} ({size} bytes) in {file.parent}, where only "
                 f"{gigabytes(free)} are free",
                 advice,
             )

@@ -81,11 +81,12 @@ def open_shared(content: Content) -> MemoryRows | None:
     try:
         if hasattr(os, "memfd_create"):
             return _open_shared(content, _size(content))
-        reason = f"{sys.platform} has no memory that is freed with its processes"
+        reason = f"{sys.platform} has no shared memory that is freed when its processes end"
     except OSError as error:
         reason = str(error)
     note_once(
-        f"shared {content.words}", f"processes do not share the {content.words}, and each makes its own: {reason}"
+        f"shared {content.words}",
+        f"processes do not share the {content.words}, and each process makes its own copy: {reason}",
     )
     return None
 
@@ -135,8 +136,8 @@ def _check_room(content: Content, size: int) -> None:
     free = max(0, free_bytes() - _RESERVE_BYTES)
     if size > free:
         raise UserError(
-            f"the {content.words} need {gigabytes(size)} of memory, and {gigabytes(free)} are free, beside "
-            f"{gigabytes(_RESERVE_BYTES)} that are left to all else",
+            f"the {content.words} need {gigabytes(size)} of memory, but only {gigabytes(free)} are free, not "
+            f"counting {gigabytes(_RESERVE_BYTES)} reserved for other uses",
             content.otherwise,
         )
 

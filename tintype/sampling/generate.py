@@ -43,10 +43,12 @@ def sides(size_px: Size) -> tuple[int, int]:
 
 
 class SamplerSettings(Settings):
-    method: Method = Field("euler", description="Integrator: euler, heun, or one of a plugin")
+    method: Method = Field("euler", description="Integrator: euler, heun, or a sampler from a plugin")
     steps: int = Field(50, ge=1, description="Sampling steps")
-    guidance: Guidance = Field(ClassifierFreeSettings(), description="The velocity from which guidance leads away")
-    batch: int = Field(64, ge=1, description="Images made at a time; the images do not depend on it")
+    guidance: Guidance = Field(
+        ClassifierFreeSettings(), description="Kind of guidance: which weak velocity it leads away from"
+    )
+    batch: int = Field(64, ge=1, description="Number of images sampled at a time; it does not change the images")
 
 
 @torch.no_grad()
@@ -104,7 +106,10 @@ def sample_latents(
         branches = TextBranches(parts, draws, tokens, caption, null, captions, state)
         bias = velocity_bias(parts, size_px) if settings.guidance.unbias else None
         if bias is not None and state.class_width:
-            raise UserError("guidance.unbias has no mean velocity of a class token (reg)", "sample without unbias")
+            raise UserError(
+                "guidance.unbias cannot be used with a class token (technique reg), whose mean velocity is unknown",
+                "sample without unbias",
+            )
         guided = settings.guidance.build(branches, bias)
         guided = guided if on_estimate is None else _watched(guided, parts, state, on_estimate)
         times = sampling_times(settings.steps, parts.plan.sampling.shift_at(tokens, parts.plan.token_numbers))
@@ -183,7 +188,7 @@ class TextBranches:
     def earlier(self, guide: Guide) -> VelocityFn:
         if guide not in self.parts.guides:
             raise UserError(
-                "autoguidance needs the folder of a run, with its earlier weights", "choose another guidance"
+                "autoguidance needs the folder of a run that has earlier weights", "choose another guidance"
             )
         model = self.parts.guides[guide]
         text = model.denoiser.read_text(model.text.encode(self.captions))

@@ -122,7 +122,7 @@ def images_of(
     height, width = sides(size_px)
     if height % unit or width % unit:
         shown = f"{size_px}" if isinstance(size_px, int) else f"{width}x{height}"
-        raise UserError(f"{option('size', shown)}: this model makes sizes that are multiples of {unit}")
+        raise UserError(f"{option('size', shown)}: this model can only sample sizes that are multiples of {unit} px")
     if height == width:
         size_px = height
     return Images(run, [prompt for prompt in prompts for _ in range(count)], settings, seed, size_px)
@@ -151,7 +151,9 @@ def sample_run(
     """
     prompts = [*prompts, *(_read_prompts(prompt_file) if prompt_file else [])]
     if not prompts:
-        raise UserError("no prompt", f"give prompts after the run's folder, or {option('prompt-file', 'FILE')}")
+        raise UserError(
+            "no prompt is given", f"give prompts after the run's folder, or {option('prompt-file', 'FILE')}"
+        )
     loaded = load_for_sampling(run, device, ema_length)
     plan, average = loaded.parts.plan, loaded.average
     agree_on_plan(plan, current(), sampler=plain(settings), prompts=prompts, count=count, seed=seed)
@@ -186,8 +188,8 @@ def read_size(text: str) -> Size:
     """Return the size given by `--size`, which is the side of square images, or WIDTHxHEIGHT."""
     if (found := _SIZE.fullmatch(text.strip())) is None:
         raise UserError(
-            f"{option('size', text)} is not a size",
-            "give the side of squares in pixels (512), or WIDTHxHEIGHT (832x1248)",
+            f"{option('size', text)} is not a valid size",
+            "give the side of a square in pixels (512), or WIDTHxHEIGHT (832x1248)",
         )
     first, second = found.groups()
     return int(first) if second is None else (int(second), int(first))

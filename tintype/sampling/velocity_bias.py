@@ -39,12 +39,15 @@ def velocity_bias(parts: Model, size_px: int | tuple[int, int]) -> VelocityBias 
     if height != width or height not in known:
         shown = f"{height} px" if height == width else f"{height} × {width} px"
         raise UserError(
-            f"guidance.unbias: the mean velocity is known at the size of the training images, "
-            f"{' and '.join(map(str, known))} px, and not at {shown}",
+            f"guidance.unbias: the mean velocity is known only for the size of the training images, "
+            f"{' and '.join(map(str, known))} px, not for {shown}",
             "sample at that size, or without unbias",
         )
     if len(plan.data.shapes) > 1:
-        raise UserError("guidance.unbias: data.buckets has no mean velocity of one shape", "sample without unbias")
+        raise UserError(
+            "guidance.unbias: it needs training images of a single shape, but data.buckets has several",
+            "sample without unbias",
+        )
     if plan.tuning is not None:  # then the latents are this run's alone, and of this step
         return VelocityBias(strength, mean_target(parts, height))
     key = plan.model_dump_json(include=_DECIDE), height, _first(parts), parts.device

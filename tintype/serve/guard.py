@@ -97,7 +97,8 @@ class Guard:
         self._check_site(method, headers)
         if self.token is not None and not self.knows_token(target, headers):
             raise RefusedError(
-                HTTPStatus.UNAUTHORIZED, "This server needs its token: open the address that it printed at its start."
+                HTTPStatus.UNAUTHORIZED,
+                "The access token is missing or wrong: open the full address that the server printed at its start.",
             )
 
     def _check_host(self, given: str) -> None:
@@ -110,19 +111,21 @@ class Guard:
             return  # such a server has many names, and needs a token
         names = (*_LOCAL_NAMES, self.host) if is_local(self.host) else (self.host,)
         if name.lower() not in [one.lower() for one in names] or port != self.port:
-            raise RefusedError(HTTPStatus.FORBIDDEN, "The request's Host is not the address of this server.")
+            raise RefusedError(
+                HTTPStatus.FORBIDDEN, "The header Host of the request does not match the address of this server."
+            )
 
     def _check_site(self, method: str, headers: Headers) -> None:
         site, mode = headers.get("Sec-Fetch-Site"), headers.get("Sec-Fetch-Mode")
         opens_page = method == "GET" and mode == "navigate" and headers.get("Sec-Fetch-Dest", "document") == "document"
         if site is not None and site not in _SAME and not opens_page:
-            raise RefusedError(HTTPStatus.FORBIDDEN, "The request was started by another site.")
+            raise RefusedError(HTTPStatus.FORBIDDEN, "The request came from a page of another website.")
         origin = headers.get("Origin")
         if origin is not None and origin != f"http://{headers.get('Host', '')}":
-            raise RefusedError(HTTPStatus.FORBIDDEN, "The request was started by another site.")
+            raise RefusedError(HTTPStatus.FORBIDDEN, "The request came from a page of another website.")
         if method not in ("GET", "HEAD"):
             if origin is None:
-                raise RefusedError(HTTPStatus.FORBIDDEN, "The request has no Origin.")
+                raise RefusedError(HTTPStatus.FORBIDDEN, "The request has no header Origin.")
             if headers.get("Content-Type", "").partition(";")[0].strip() != "application/json":
                 raise RefusedError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "The request's content must be JSON.")
 

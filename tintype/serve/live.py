@@ -162,7 +162,9 @@ class Live(ABC):
         """Raise if a link in the page's folders points outside of the served folder."""
         for folder in self._folders():
             if self._links is not None and not self._links.stay_inside(folder):
-                raise UserError(f"{folder} has a link that leads out of the served folder, so it is not read any more")
+                raise UserError(
+                    f"{folder} has a link to a place outside the served folder, so this folder is no longer read"
+                )
 
     def _folders(self) -> list[Path]:
         """Return the folders that this page reads."""

@@ -143,10 +143,14 @@ class Playground:
     def ask(self, request: Request, runs: list[tuple[str, Path]]) -> Job:
         """Queue a request; refuse it if too many requests are waiting."""
         if request.from_t >= request.to_t:
-            raise UserError(f"guidance from t {request.from_t:g} to {request.to_t:g} is empty", "let it end later")
+            raise UserError(
+                f"guidance from t {request.from_t:g} to {request.to_t:g} covers no time", "choose a larger end"
+            )
         with self.changed:
             if len(self._waiting) >= LIMITS.waiting:
-                raise UserError(f"{LIMITS.waiting} requests wait already", "try again when some are done")
+                raise UserError(
+                    f"{LIMITS.waiting} requests are waiting already", "try again when some of them are done"
+                )
             self._number += 1
             job = Job(str(self._number), request, runs, words=f"waiting, {len(self._waiting)} before it")
             self.jobs[job.id] = job
@@ -174,7 +178,7 @@ class Playground:
         with self.changed:
             job = self.jobs.get(id)
             if job is None or job.request.client != client or job.state != "done" or not 0 <= index < len(job.made):
-                raise UserError("this image is not kept any more", "open its link and generate it again")
+                raise UserError("this image is no longer stored", "open the link of the image and generate it again")
             return job.made[index]
 
     def of_client(self, client: str) -> list[Job]:
@@ -230,7 +234,7 @@ class Playground:
             average = reconstruction(folder, request.ema) if request.weights == "length" else None
             return load_run(folder, self.device, average, raw=request.weights == "raw")
         if request.weights != "usual":
-            raise UserError("a folder of diffusers has one set of weights", "choose “as the run samples” for it")
+            raise UserError("an exported folder (diffusers) has only one set of weights", "choose “as the run samples”")
         model = open_model(folder, self.device)
         return model, model.trained_steps or 0
 

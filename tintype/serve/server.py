@@ -61,7 +61,8 @@ _FORM |= {"to_t": "1", "method": "euler", "count": "1", "weights": "usual", "ema
 _NOT_FOUND = RefusedError(HTTPStatus.NOT_FOUND, "There is nothing at this address.")
 _LINKED_OUT = RefusedError(
     HTTPStatus.NOT_FOUND,
-    "Not shown: a link in this study or run leads out of the served folder. Serve a folder that holds both.",
+    "Not shown: a link in this study or run leads out of the served folder. Serve a folder that contains the "
+    "link and its target.",
 )
 
 
@@ -75,7 +76,7 @@ class LiveServer(ThreadingHTTPServer):
         self, root: Path, host: str = "127.0.0.1", port: int = PORT, *, token: bool = False, device: str | None = None
     ) -> None:
         if not root.is_dir():
-            raise UserError(f"{root} is no folder", "give the folder of runs and studies")
+            raise UserError(f"{root} is not a folder", "give the folder of runs and studies")
         self.root = root.resolve()
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._lives: OrderedDict[tuple[object, ...], Live] = OrderedDict()
@@ -134,7 +135,9 @@ class LiveServer(ThreadingHTTPServer):
     def stream(self) -> Iterator[None]:
         """Count an open event stream; refuse it if too many streams are open."""
         if not self._streams.acquire(blocking=False):
-            raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, "Too many pages are open.")
+            raise RefusedError(
+                HTTPStatus.SERVICE_UNAVAILABLE, "Too many pages of this server are open. Close some of them."
+            )
         try:
             yield
         finally:
@@ -220,13 +223,13 @@ class Handler(BaseHTTPRequestHandler):
         try:
             length = int(self.headers.get("Content-Length", ""))
         except ValueError:
-            raise RefusedError(HTTPStatus.LENGTH_REQUIRED, "The request has no length.") from None
+            raise RefusedError(HTTPStatus.LENGTH_REQUIRED, "The request has no header Content-Length.") from None
         if not 0 <= length <= _MOST_BYTES:
-            raise RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "The request is too long.")
+            raise RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "The request body is too large.")
         try:
             return dict(parse_object(self.rfile.read(length)))
         except ValueError:
-            raise RefusedError(HTTPStatus.BAD_REQUEST, "The request is no JSON object.") from None
+            raise RefusedError(HTTPStatus.BAD_REQUEST, "The request body is not a JSON object.") from None
 
     # pages
 
@@ -403,10 +406,10 @@ class Handler(BaseHTTPRequestHandler):
         """Save a playground image for the report of its study, or beside its run; return a description of the place."""
         index = content.get("index")
         if not isinstance(index, int) or isinstance(index, bool):
-            raise UserError("index: an integer is needed")
+            raise UserError("index: the number of the image is missing or not an integer")
         made = self.server.playground.made(str(content.get("client")), str(content.get("id")), index)
         if not is_run(made.folder):
-            raise UserError("a folder of diffusers has no report", "send an image of a run")
+            raise UserError("an exported folder (diffusers) has no report", "choose an image of a run")
         if not self.server.links.stay_inside(made.folder):
             raise _NOT_FOUND
         study = self._study_of(made.folder)

@@ -34,7 +34,7 @@ class Application:
         name, _, rest = spec.partition(":")
         if name not in TECHNIQUES:
             raise UserError(
-                f"unknown technique '{name}'", f"{nearest(name, TECHNIQUES)}. One of your own needs its plugin"
+                f"unknown technique '{name}'", f"{nearest(name, TECHNIQUES)}. For your own technique, load its plugin"
             )
         document = Document(f"technique {spec}", {})
         for assignment in assignments_in(rest):
@@ -82,7 +82,7 @@ def _refuse_overwritten(assignment: str, prefix: str | None, technique: Techniqu
             shown = f"{old[name]} → {new[name]}" if name in new else f"{old[name]} is gone"
             raise UserError(
                 f"{labelled(prefix, assignment)}: the technique '{technique.name}' overwrites {name} ({shown})",
-                f"leave one of them out, or set it by an option of {technique.name}",
+                f"leave one of the two out, or use an option of the technique {technique.name} instead",
             )
 
 
@@ -104,7 +104,7 @@ def _refuse_both(first: Technique, second: Technique) -> None:
         what = f"both add the same kind of part to the plan's '{first.seam}'"
     else:
         return
-    raise UserError(f"'{first.name}' and '{second.name}' {what}", "apply one of them")
+    raise UserError(f"'{first.name}' and '{second.name}' {what}", "apply only one of them")
 
 
 def _checked(plan: Plan, applied: Sequence[Technique]) -> Plan:
@@ -134,7 +134,7 @@ def check_arm(what: str, before: Plan, after: Plan, declared: Set[str]) -> dict[
     strays = [key for key in changes if key.split(".")[0] not in declared]
     if strays:
         raise UserError(
-            f"{what} declares {', '.join(sorted(declared))} but also changes {', '.join(strays)}; "
-            "an arm may change what it declares and nothing else"
+            f"{what} declares {', '.join(sorted(declared))} but also changes {', '.join(strays)}; an arm may "
+            f"change only what it declares"
         )
     return changes

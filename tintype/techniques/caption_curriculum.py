@@ -12,8 +12,11 @@ from tintype.techniques.technique import Changes, Technique
 
 
 class Options(Settings):
-    first: str = Field("long", description="The caption column that is read before the mix")
-    weights: Weights = Field({"long": 0.5, "short": 0.5}, description="The mix: of each column, relative to the others")
+    first: str = Field("long", description="Caption column that training reads before the mix begins")
+    weights: Weights = Field(
+        {"long": 0.5, "short": 0.5},
+        description="Weight of each caption column in the mix: how often it is drawn, relative to the others",
+    )
     start: Moment = Field(0.5, description="When the mix begins: a step, or a share of the training")
     end: Moment = Field(0.75, description="When the mix is complete: a step, or a share of the training")
 

@@ -10,7 +10,10 @@ from tintype.techniques.technique import Technique
 
 
 class Options(Settings):
-    weights: Weights = Field({"long": 0.5, "short": 0.5}, description="Weight of each caption column")
+    weights: Weights = Field(
+        {"long": 0.5, "short": 0.5},
+        description="Weight of each caption column: how often it is drawn, relative to the others",
+    )
 
 
 TECHNIQUE = Technique(

@@ -13,7 +13,7 @@ from tintype.techniques.technique import Technique
 
 
 class Options(Settings):
-    tokens: int = Field(ge=2, description="Tokens kept of a caption, including special tokens")
+    tokens: int = Field(ge=2, description="Number of tokens to keep of a caption, including special tokens")
 
 
 TECHNIQUE = Technique(

@@ -13,7 +13,7 @@ from tintype.techniques.technique import Technique
 
 
 class Options(Settings):
-    words: int = Field(ge=1, description="Words kept of a caption")
+    words: int = Field(ge=1, description="Number of words to keep of a caption")
 
 
 TECHNIQUE = Technique(

@@ -10,7 +10,9 @@ from tintype.techniques.technique import Technique
 
 
 class Options(Settings):
-    clamp: float = Field(CLAMP, gt=0, lt=1, description="Smallest 1 - t in the division")
+    clamp: float = Field(
+        CLAMP, gt=0, lt=1, description="Lower bound of 1 - t where the velocity is computed by a division by 1 - t"
+    )
 
 
 TECHNIQUE = Technique(

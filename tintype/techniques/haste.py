@@ -19,11 +19,16 @@ _LAYERS = 4
 
 
 class Options(StoppedRepaOptions):
-    attention: float = Field(0.5, gt=0, description="Weight of the attention maps; `weight` is for the tokens")
+    attention: float = Field(0.5, gt=0, description="Loss weight of the attention maps; `weight` is that of the tokens")
     layers: int | None = Field(
-        None, ge=1, description="Blocks up to `block`, and last layers of the teacher; 4 by default, or fewer"
+        None,
+        ge=1,
+        description="Number of blocks up to `block` that are aligned with as many of the teacher's "
+        "last layers; by default 4, or all if there are fewer",
     )
-    share: float = Field(0.5, gt=0, lt=1, description="Or: share of the training with this loss")
+    share: float = Field(
+        0.5, gt=0, lt=1, description="Share of the training in which this loss is used, in place of a step"
+    )
 
 
 def apply(plan: Plan, options: Options) -> Changes:
@@ -39,7 +44,7 @@ def apply(plan: Plan, options: Options) -> Changes:
 
 TECHNIQUE = Technique(
     seam="losses",
-    summary="align tokens and attention maps with a frozen teacher's, then stop",
+    summary="align tokens and attention maps with those of a frozen teacher, then stop",
     apply=apply,
     options=Options,
     paper="arXiv:2505.16792",

@@ -5,7 +5,7 @@ from tintype.techniques.technique import Technique
 
 TECHNIQUE = Technique(
     seam="noise",
-    summary="train each image towards the nearest of several noises",
+    summary="pair each image with the nearest of several noises",
     options=ImmiscibleSettings,
     paper="arXiv:2505.18521",
 )

@@ -27,7 +27,7 @@ class Options(Settings):
     @model_validator(mode="after")
     def _some(self) -> Options:
         if not self.model_dump(exclude_none=True):
-            raise ValueError(f"name an island, as in timestep=bf16; there are {', '.join(Options.model_fields)}")
+            raise ValueError(f"name an island, such as timestep=bf16; valid: {', '.join(Options.model_fields)}")
         return self
 
 
@@ -38,7 +38,7 @@ def apply(plan: Plan, options: Options) -> Changes:
 
 TECHNIQUE = Technique(
     seam="precision",
-    summary="the precision of norms, softmax, RoPE, timestep or modulation by itself",
+    summary="set the precision of norms, softmax, RoPE, timestep or modulation separately",
     apply=apply,
     options=Options,
 )

@@ -19,7 +19,10 @@ from tintype.techniques.technique import Changes, Technique
 
 
 class Options(Settings):
-    p_mean: float = Field(-0.8, description="Mean of the normal, in JiT's time, where t = 1 is data")
+    p_mean: float = Field(
+        -0.8,
+        description="Mean of the normal distribution before the logistic function, in JiT's time, where t = 1 is data",
+    )
     p_std: float = Field(0.8, gt=0, description="Its standard deviation")
 
 
@@ -30,7 +33,7 @@ def apply(plan: Plan, options: Options) -> Changes:
 
 TECHNIQUE = Technique(
     seam="time",
-    summary="draw the training time from JiT's density, mostly noisy",
+    summary="draw training times from JiT's density, which favours noisy times",
     apply=apply,
     options=Options,
     paper="arXiv:2511.13720",

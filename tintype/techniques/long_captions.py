@@ -8,6 +8,6 @@ from tintype.techniques.technique import Technique
 
 TECHNIQUE = Technique(
     seam="captions",
-    summary="train on full descriptions",
+    summary="train on long captions, which describe the whole image",
     apply=lambda plan, options: {"captions": ColumnSettings(**plan.captions.common, column="long")},
 )

@@ -16,12 +16,17 @@ from tintype.techniques.technique import Changes, Technique
 
 
 class Added(Share):
-    data: Given = Field(default_factory=dict, description="Its settings; by default as in the plan's own data")
+    data: Given = Field(
+        default_factory=dict,
+        description="Settings of the added source; other settings are those of the plan's own data",
+    )
 
 
 class Options(Share):
     add: dict[str, Added] = Field(min_length=1, description="By name: add.synthetic.data.style=render")
-    own: str = Field("own", description="Name of the plan's own data; its share is `share`")
+    own: str = Field(
+        "own", description="Name of the plan's own data as a source of the mixture; `share` sets its share"
+    )
 
 
 def apply(plan: Plan, options: Options) -> Changes:
@@ -29,14 +34,16 @@ def apply(plan: Plan, options: Options) -> Changes:
         there, scored = {options.own: _source(options, plan.data)}, options.own
     elif given := options.model_fields_set - {"add"}:
         raise UserError(
-            f"technique 'mixture': {', '.join(sorted(given))}: the plan's own data is a mixture, whose sources have "
-            "names and shares already"
+            f"technique 'mixture': {', '.join(sorted(given))}: the plan's own data is a mixture, whose sources "
+            f"already have names and shares"
         )
     else:
         there, scored = dict(plan.data.sources), plan.data.evaluate
     for name in options.add:
         if name in there:
-            raise UserError(f"technique 'mixture': add.{name}: the data has a source with this name", "take another")
+            raise UserError(
+                f"technique 'mixture': add.{name}: the data already has a source with this name", "choose another name"
+            )
     own = there[scored].data
     added = {
         name: _source(one, source_like(own, one.data, f"technique 'mixture': add.{name}.data"))

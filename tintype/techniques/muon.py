@@ -18,22 +18,27 @@ from tintype.techniques.technique import Changes, Technique
 
 
 class Options(Settings):
-    lr: float | None = Field(None, gt=0, description="Learning rate; by default the plan's own")
-    momentum: float = Field(0.95, ge=0, lt=1, description="Decay of the mean of the gradients")
-    nesterov: bool = Field(True, description="Nesterov's momentum: the gradient is added once more")
+    lr: float | None = Field(None, gt=0, description="Learning rate of Muon; by default that of the plan")
+    momentum: float = Field(0.95, ge=0, lt=1, description="Decay of the running mean of the gradients")
+    nesterov: bool = Field(True, description="Use Nesterov momentum")
     weight_decay: float = Field(0.0, ge=0, description="Decoupled")
     scaling: Literal["matched", "original"] = Field(
         "matched",
-        description="Steps of the size of AdamW's, or sqrt(max(1, rows / columns)) times the orthogonal matrix",
+        description="Step size: matched to that of AdamW, or the orthogonal matrix times sqrt(max(1, rows / "
+        "columns)) (original)",
     )
     iteration: Literal["newton-schulz", "polar-express"] = Field(
-        "newton-schulz", description="One polynomial for all steps of the iteration, or Polar Express's, one for each"
+        "newton-schulz",
+        description="Polynomial of the orthogonalisation: the same in all iterations "
+        "(newton-schulz), or another one in each (polar-express)",
     )
-    cautious: bool = Field(False, description="Decay only the weights that the step itself moves towards zero")
+    cautious: bool = Field(False, description="Apply weight decay only to weights that the update moves towards zero")
     fused: Literal["whole", "parts"] = Field(
-        "whole", description="Fused projections (QKV, KV, modulation) as one matrix, or each of their parts separately"
+        "whole",
+        description="Orthogonalise fused projections (QKV, KV, modulation) as one matrix (whole), or "
+        "each projection separately (parts)",
     )
-    modulation: bool = Field(True, description="Update the modulation matrices too; otherwise AdamW does")
+    modulation: bool = Field(True, description="Update the modulation matrices with Muon; otherwise AdamW updates them")
 
 
 def apply(plan: Plan, options: Options, name: str = "muon") -> Changes:

@@ -18,7 +18,7 @@ class Options(Settings):
 TECHNIQUE = Technique(
     seam="model",
     setting="qk_norm",
-    summary="no norm of queries and keys",
+    summary="remove the norm of queries and keys",
     options=Options,
     paper="arXiv:2302.05442",
 )

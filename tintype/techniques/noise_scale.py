@@ -14,13 +14,13 @@ from tintype.techniques.technique import Technique
 
 
 class Options(Settings):
-    scale: float = Field(2.0, gt=0, description="Deviation of the noise; JiT takes the side of the image / 256 px")
+    scale: float = Field(2.0, gt=0, description="Standard deviation of the noise; JiT uses the image side / 256 px")
 
 
 TECHNIQUE = Technique(
     seam="objective",
     setting="noise_scale",
-    summary="noise with a deviation other than 1",
+    summary="use noise with a standard deviation other than 1",
     options=Options,
     paper="arXiv:2511.13720",
 )

@@ -10,7 +10,7 @@ from tintype.techniques.technique import Changes, Technique
 
 
 class Options(muon.Options):
-    row_decay: float = Field(0.95, ge=0, lt=1, description="Decay of the mean square of each row's steps")
+    row_decay: float = Field(0.95, ge=0, lt=1, description="Decay of the running mean square of each row's steps")
 
 
 def apply(plan: Plan, options: Options) -> Changes:

@@ -16,11 +16,14 @@ from tintype.techniques.technique import Changes, Technique
 
 
 class Options(Settings):
-    data: Given = Field(default_factory=dict, description="Its settings; by default as in the plan's own data")
+    data: Given = Field(
+        default_factory=dict,
+        description="Settings of the other data; settings left out are those of the plan's own data",
+    )
     store: PathText | None = Field(
         None,
         min_length=1,
-        description="If the plan's data is a store: the folder of the other one, in place of data",
+        description="Folder of the other store, as a short form of data, if the plan's data is a store",
     )
 
     def problems(self) -> Iterator[str]:
@@ -34,7 +37,7 @@ def apply(plan: Plan, options: Options) -> Changes:
 
 TECHNIQUE = Technique(
     seam="data",
-    summary="train on other images, scored against the same ones",
+    summary="train on other images, and score against the same held-out images as before",
     apply=apply,
     options=Options,
 )

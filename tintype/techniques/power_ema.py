@@ -10,7 +10,7 @@ from tintype.techniques.technique import Technique
 
 TECHNIQUE = Technique(
     seam="ema",
-    summary="average the weights so that any length of the average can be made after the run",
+    summary="store weight averages from which an average of any length can be reconstructed after the run",
     options=PowerEmaSettings,
     paper="arXiv:2312.02696",
 )

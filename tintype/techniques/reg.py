@@ -18,8 +18,12 @@ from tintype.techniques.technique import Changes, Technique
 class Options(RepaOptions):
     """The options of REPA without a schedule, since the class token is needed at every step."""
 
-    class_weight: float = Field(0.03, gt=0, description="Weight of the class token; `weight` is for the alignment")
-    class_width: int | None = Field(None, ge=1, description="Width of the class token; by default the teacher's")
+    class_weight: float = Field(
+        0.03, gt=0, description="Loss weight of the class token; `weight` is that of the alignment"
+    )
+    class_width: int | None = Field(
+        None, ge=1, description="Width of the class token; by default that of the teacher's"
+    )
 
 
 def apply(plan: Plan, options: Options) -> Changes:
@@ -36,7 +40,8 @@ def apply(plan: Plan, options: Options) -> Changes:
 
 TECHNIQUE = Technique(
     seam="losses",
-    summary="denoise a frozen teacher's class token along with the image, and align its patches",
+    summary="denoise a frozen teacher's class token together with the image, and align tokens with the "
+    "teacher's patches",
     apply=apply,
     options=Options,
     paper="arXiv:2507.01467",

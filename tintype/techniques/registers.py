@@ -19,7 +19,7 @@ class Options(Settings):
 TECHNIQUE = Technique(
     seam="model",
     setting="registers",
-    summary="learned tokens beside the image's",
+    summary="add learned register tokens to the image tokens",
     options=Options,
     paper="arXiv:2309.16588",
     trains=frozenset({"denoiser.registers"}),

@@ -20,8 +20,10 @@ from tintype.techniques.technique import Changes, Technique
 class StoppedRepaOptions(RepaOptions):
     """Options of an alignment that stops before training ends."""
 
-    stop: int | None = Field(None, ge=1, description="The first step without alignment")
-    share: float = Field(0.25, gt=0, lt=1, description="Or: share of the training with this loss")
+    stop: int | None = Field(None, ge=1, description="Step at which the alignment stops: the first step without it")
+    share: float = Field(
+        0.25, gt=0, lt=1, description="Share of the training in which this loss is used, in place of stop"
+    )
 
     @model_validator(mode="after")
     def _one_of_them(self) -> Self:
@@ -41,7 +43,8 @@ class StoppedRepaOptions(RepaOptions):
             )
         if end >= steps:
             raise UserError(
-                f"technique '{technique}': it would stop at step {end}, but the run has {steps} (train.steps)"
+                f"technique '{technique}': the alignment would stop at step {end}, but the run has only {steps} "
+                f"steps (train.steps)"
             )
         return Schedule(kind="until", end=end)
 

@@ -7,7 +7,7 @@ from tintype.techniques.technique import Technique
 
 TECHNIQUE = Technique(
     seam="model",
-    summary="the time embedding also encodes the size of the latents",
+    summary="add the size of the latents to the time embedding",
     apply=lambda plan, options: {"model": plan.model.model_copy(update={"resolution_embeds": True})},
     trains=frozenset({"denoiser.resolution_embedder"}),
 )

@@ -19,13 +19,19 @@ from tintype.techniques.technique import Changes, Technique
 
 class Options(Settings):
     sizes: tuple[int, ...] | None = Field(
-        None, min_length=1, description="Sizes in pixels of the stages before the last; by default half of data.size_px"
+        None,
+        min_length=1,
+        description="Image sizes, in pixels, of all stages before the last; by default one "
+        "stage at half of data.size_px",
     )
     until: tuple[Moment, ...] | None = Field(
-        None, description="When each of them ends: a step, or a share of the training; by default all have equal length"
+        None,
+        description="When each of these stages ends: a step, or a share of the training; by default all "
+        "stages are equally long",
     )
     batches: tuple[int, ...] | None = Field(
-        None, description="Images per update in each of them; by default train.batch, which is that of the last stage"
+        None,
+        description="Number of images per update in each of these stages; by default train.batch, as in the last stage",
     )
 
 
@@ -34,13 +40,13 @@ def apply(plan: Plan, options: Options) -> Changes:
     ends = options.until or tuple((index + 1) / (len(sizes) + 1) for index in range(len(sizes)))
     if len(ends) != len(sizes):
         raise UserError(
-            f"technique 'resolution-stages': {len(sizes)} sizes and {len(ends)} ends (until)",
-            "the last stage, of data.size_px, needs none, the others one each",
+            f"technique 'resolution-stages': sizes has {len(sizes)} values, but until has {len(ends)}",
+            "give one end for each size; the last stage, at data.size_px, needs none",
         )
     if options.batches is not None and len(options.batches) != len(sizes):
         raise UserError(
-            f"technique 'resolution-stages': {len(sizes)} sizes and {len(options.batches)} batches",
-            "the last stage, of data.size_px, has train.batch, the others need one each",
+            f"technique 'resolution-stages': sizes has {len(sizes)} values, but batches has {len(options.batches)}",
+            "give one batch for each size; the last stage, at data.size_px, uses train.batch",
         )
     steps = [step_of(end, plan.train.steps) for end in ends]
     stages = tuple(

@@ -22,15 +22,30 @@ _LR_SHARE = 0.1
 
 
 class Options(Settings):
-    from_: PathText = Field(alias="from", min_length=1, description="The folder of a run, or arm:NAME in a study")
-    weights: Literal["raw", "average"] = Field("raw", description="The weights of the last step, or their average")
-    sha256: str | None = Field(None, description="First digits of the weights' hash; different weights are refused")
-    lr: float | None = Field(None, gt=0, description="Learning rate; by default a tenth of the plan's own")
-    steps: int | None = Field(None, ge=1, description="Value for this stage; by default the plan's own")
-    warmup_steps: int | None = Field(None, ge=0, description="Warm-up; by default the plan's own")
-    data: Given = Field(default_factory=dict, description="Its settings; by default as in the plan's own data")
+    from_: PathText = Field(
+        alias="from", min_length=1, description="Run to start from: its folder, or arm:NAME in a study"
+    )
+    weights: Literal["raw", "average"] = Field(
+        "raw", description="Weights to start from: those of the last step (raw), or their average"
+    )
+    sha256: str | None = Field(
+        None, description="First digits of the weights' SHA-256; weights with another hash are refused"
+    )
+    lr: float | None = Field(
+        None, gt=0, description="Learning rate of this stage; by default a tenth of that of the plan"
+    )
+    steps: int | None = Field(None, ge=1, description="Number of steps of this stage; by default that of the plan")
+    warmup_steps: int | None = Field(
+        None, ge=0, description="Number of warm-up steps of this stage; by default that of the plan"
+    )
+    data: Given = Field(
+        default_factory=dict,
+        description="Settings of this stage's data; settings left out are those of the plan's own data",
+    )
     store: PathText | None = Field(
-        None, min_length=1, description="If the plan's data is a store: the folder of another one, in place of data"
+        None,
+        min_length=1,
+        description="Folder of another store, as a short form of data, if the plan's data is a store",
     )
 
 
@@ -49,7 +64,9 @@ def _start(options: Options) -> StartPart:
         return RunStart(folder=options.from_, weights=options.weights, sha256=options.sha256)
     if options.sha256 is not None:
         raise UserError(
-            "technique 'sft': sha256 is for a folder; the weights of an arm are those of its plan", "leave it out"
+            "technique 'sft': sha256 applies only to a run's folder, since the plan of an arm already fixes its "
+            "weights",
+            "leave it out",
         )
     return ArmStart(name=options.from_.removeprefix(ARM), weights=options.weights)
 

@@ -16,7 +16,7 @@ from tintype.techniques.technique import Changes, Technique
 
 
 class Options(Settings):
-    matched: bool = Field(True, description="Widen the MLPs by the parameters saved in the modulation layers")
+    matched: bool = Field(True, description="Widen the MLPs so that the number of parameters stays the same")
 
 
 def apply(plan: Plan, options: Options) -> Changes:
@@ -39,7 +39,7 @@ def matched_ratio(model: ModelSettings) -> float:
 
 TECHNIQUE = Technique(
     seam="model",
-    summary="one modulation layer for all blocks; wider MLPs with its weights",
+    summary="share one modulation layer among all blocks, and use the saved parameters for wider MLPs",
     apply=apply,
     options=Options,
     paper="arXiv:2310.00426",

@@ -17,7 +17,7 @@ class Options(Settings):
 TECHNIQUE = Technique(
     seam="model",
     setting="gate",
-    summary="SiLU as the gate of the MLP, instead of GELU",
+    summary="use SiLU in place of GELU as the activation of the MLP's gate",
     options=Options,
     paper="arXiv:2002.05202",
 )

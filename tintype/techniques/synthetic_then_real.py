@@ -25,26 +25,32 @@ FIRST, SECOND = "synthetic", "real"
 class Options(Settings):
     first: Given = Field(
         default_factory=lambda: {"style": "render"},
-        description="Settings of the first source; by default as in the plan's own data",
+        description="Settings of the first source; settings left out are those of the plan's own data",
     )
     second: Given = Field(
         default_factory=dict,
-        description="Settings of the second source, likewise; by default it is the plan's own data",
+        description="Settings of the second source; by default the plan's own data",
     )
     store: PathText | None = Field(
         None,
         min_length=1,
-        description="If the plan's data is a store: the folder of the second one; the first is the plan's own",
+        description="Folder of the second source, if the plan's data is a store; the first source is then the "
+        "plan's own data",
     )
-    at: float = Field(0.5, gt=0, lt=1, description="Share of the steps after which the change begins")
-    over: float = Field(0.0, ge=0, lt=1, description="Share of the steps of the linear change; 0 for a sudden one")
-    rest: float = Field(0.0, ge=0, lt=1, description="Share of the first source that remains at the end")
+    at: float = Field(
+        0.5, gt=0, lt=1, description="Share of the steps after which the change to the second source begins"
+    )
+    over: float = Field(
+        0.0, ge=0, lt=1, description="Share of the steps over which the data changes linearly; 0: a sudden change"
+    )
+    rest: float = Field(0.0, ge=0, lt=1, description="Share of the first source in the data at the end")
 
     @model_validator(mode="after")
     def _ends_in_time(self) -> Options:
         if self.at + self.over > 1:
             raise ValueError(
-                f"the change begins at {self.at} of the steps and takes {self.over} of them: beyond the end"
+                f"the change begins at {self.at} of the steps and takes {self.over} of them, so it would end "
+                f"after the training"
             )
         return self
 
@@ -53,17 +59,19 @@ def apply(plan: Plan, options: Options) -> Changes:
     own = first = second = plan.data
     where = "technique 'synthetic-then-real'"
     if isinstance(own, MixtureSettings):
-        raise UserError(f"{where}: the plan's data is a mixture already", "give its sources schedules instead")
+        raise UserError(
+            f"{where}: the plan's data is already a mixture", "give schedules to the mixture's sources instead"
+        )
     if options.store is not None and isinstance(own, StoreSettings):
         second = instead(own, {}, options.store, f"{where}: store")
     elif not isinstance(own, ScenesSettings) and "first" not in options.model_fields_set:
-        raise UserError(f"{where}: the first source is not set", "set it, for example first.kind=scenes")
+        raise UserError(f"{where}: the first source is not set", "set the first source, for example first.kind=scenes")
     else:
         first = source_like(own, options.first, f"{where}: first")
         second = source_like(own, options.second, f"{where}: second")
     if first == second:
         raise UserError(
-            f"{where}: the first source is the plan's own data, and the second is too",
+            f"{where}: both sources are the plan's own data",
             "give one of them other settings, for example first.style=render if the plan has data.style=photo",
         )
     start = max(1, round(options.at * plan.train.steps))

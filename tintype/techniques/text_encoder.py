@@ -14,13 +14,14 @@ from tintype.text import TextChoice
 
 class Options(Settings):
     to: TextChoice = Field(
-        description="A kind without settings (to=t5gemma), or with settings (to.kind=t5,to.weights=DIR)"
+        description="The new text encoder: a kind alone (to=t5gemma), or a kind with settings "
+        "(to.kind=t5,to.weights=DIR)"
     )
 
 
 TECHNIQUE = Technique(
     seam="text",
-    summary="read captions with another text encoder, frozen or trained",
+    summary="use another text encoder, frozen or trained",
     apply=lambda plan, options: {"text": options.to},
     options=Options,
 )

@@ -20,9 +20,11 @@ from tintype.tokenizers.part import TokenizerPart
 
 class Options(Settings):
     to: TokenizerChoice = Field(
-        description="A kind without settings (to=flux2), or with settings (to.kind=taef2,to.weights=DIR)"
+        description="The new tokenizer: a kind alone (to=flux2), or a kind with settings (to.kind=taef2,to.weights=DIR)"
     )
-    patch: int | None = Field(None, ge=1, description="model.patch; by default the one that keeps the grid of tokens")
+    patch: int | None = Field(
+        None, ge=1, description="New model.patch; by default the value that keeps the number of tokens"
+    )
 
 
 def apply(plan: Plan, options: Options) -> Changes:
@@ -36,10 +38,11 @@ def _same_grid(plan: Plan, tokenizer: TokenizerPart) -> int:
         return token_px // stride_px
     side = plan.token_grid[0]
     raise UserError(
-        f"technique 'tokenizer': a token of the plan covers {token_px} × {token_px} px, and one latent of "
-        f"'{tokenizer.kind}' covers {stride_px} × {stride_px} px, so the grid of {side} × {side} tokens is impossible",
-        f"give the baseline a model.patch with which a token covers a multiple of {stride_px} px, or say "
-        "tokenizer:patch=1 to change the number of tokens too",
+        f"technique 'tokenizer': a token of the plan covers {token_px} × {token_px} px, but one latent of "
+        f"'{tokenizer.kind}' covers {stride_px} × {stride_px} px, so the grid of {side} × {side} tokens "
+        f"cannot be kept",
+        f"choose a model.patch for the baseline with which a token covers a multiple of {stride_px} px, or use "
+        f"tokenizer:patch=1 to change the number of tokens too",
     )
 
 

@@ -10,7 +10,7 @@ from tintype.techniques.technique import Technique
 
 
 class Options(RouteOptions):
-    share: float = Field(0.5, gt=0, lt=1, description="Share of the tokens that skip")
+    share: float = Field(0.5, gt=0, lt=1, description="Share of the tokens that skip the middle blocks")
 
 
 TECHNIQUE = Technique(

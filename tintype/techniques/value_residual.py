@@ -13,13 +13,15 @@ from tintype.techniques.technique import Technique
 
 
 class Options(Settings):
-    mix: bool = Field(True, description="Whether the first block's values are mixed in")
+    mix: bool = Field(
+        True, description="Whether the first block's attention values are mixed into those of later blocks"
+    )
 
 
 TECHNIQUE = Technique(
     seam="model",
     setting="value_residual",
-    summary="mix the first block's values into the later blocks",
+    summary="mix the first block's attention values into those of later blocks",
     options=Options,
     paper="arXiv:2410.17897",
     trains=frozenset({"denoiser.blocks."}),

@@ -10,7 +10,9 @@ from tintype.techniques.technique import Technique
 
 
 class Options(Settings):
-    clamp: float = Field(PRX_CLAMP, gt=0, lt=1, description="Smallest t in the division")
+    clamp: float = Field(
+        PRX_CLAMP, gt=0, lt=1, description="Lower bound of t where the velocity is computed by a division by t"
+    )
 
 
 TECHNIQUE = Technique(

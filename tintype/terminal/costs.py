@@ -113,7 +113,9 @@ def show_plan_cost(cost: PlanCost, peak: Peak, console: Console, gpu: str | None
     )
     if not cost.speed.measured and cost.phases[0].batch / cost.images_per_s < _HOST_S:
         say_note(
-            console, "steps this short wait for the host: the run takes longer than that; `tintype bench` measures it"
+            console,
+            "steps this short wait for the CPU, so the run takes longer than estimated; `tintype "
+            "bench` measures the real time",
         )
     for text in cost.missing:
         say_note(console, f"not counted: {text}")
@@ -135,11 +137,11 @@ def _show_peak(peak: Peak, console: Console, gpu: str | None, images: int, head:
     console.print(table)
     _show_host(peak.shared_host, console)
     for text in peak.missing:
-        say_note(console, f"memory that is not counted: {text}")
+        say_note(console, f"the memory estimate does not include: {text}")
     if gpu is not None and peak.bytes > GPUS[gpu].memory_gb * 1e9:
         say_note(
             console,
-            f"the {gpu} has {GPUS[gpu].memory_gb:g} GB: take more GPUs, a larger train.accumulate, "
+            f"the {gpu} has {GPUS[gpu].memory_gb:g} GB; use more GPUs, a larger train.accumulate, "
             "model.activation_checkpointing, or run.distribution.kind=fsdp",
         )
 
@@ -220,7 +222,7 @@ def _show_arms(found: StudyEstimate, console: Console) -> None:
     _show_peak(alone, console, found.gpu, one.cost.largest_micro_batch, f"memory of a GPU, {one.arm}")
     _show_host(shared, console)
     for text, arms in unknown.items():
-        say_note(console, f"memory that is not counted: {text} ({', '.join(arms)})")
+        say_note(console, f"the memory estimate does not include: {text} ({', '.join(arms)})")
 
 
 def _gpu_time(hours: float) -> str:

@@ -229,7 +229,7 @@ class Recaptioning(View[Recaptioned | CaptionPrompt]):
     def finish(self, result: Recaptioned | CaptionPrompt) -> None:
         if isinstance(result, Recaptioned) and result.about is None and self._interrupt.signal is not None:
             self._say_examples(result)
-            text = f"{_reached(result)}; the answers are kept, run the same command to resume"
+            text = f"{_reached(result)}; the answers are kept; run the same command to resume"
             leave(self._interrupt.signal, text)
         super().finish(result)
 
@@ -262,7 +262,8 @@ class Recaptioning(View[Recaptioned | CaptionPrompt]):
                 reasons.append(f"{made_by['not_asked']:,} not asked")
             why = ", ".join(reasons)
             say_note(
-                self.console, f"{empty:,} captions are empty ({why}); {store / str(added.journal)} has the answers"
+                self.console,
+                f"{empty:,} captions are empty ({why}); the model's answers are in {store / str(added.journal)}",
             )
         counts = made_by["counts"]
         if changed := [f"{counts[name]:,} were {name}" for name in ("cleaned", "shortened") if counts[name]]:

@@ -132,7 +132,7 @@ def show_comparison(result: Comparison, console: Console) -> None:
     for row in result.rows:
         if row.recompiled or row.graph_breaks:
             graphs = f"{row.recompiled} graphs compiled in the timed steps, {row.graph_breaks} graph breaks"
-            say_note(console, f"{row.title}: {graphs}; it could be faster")
+            say_note(console, f"{row.title}: {graphs}; without these, the step could be faster")
 
 
 def _floor_line(row: Row) -> str:

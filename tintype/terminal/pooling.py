@@ -22,9 +22,10 @@ class Tables(View[Pooled]):
             _show_arm(arm, self.console)
         say_note(
             self.console,
-            "Each difference has a confidence of 95% by itself: this reading shares no error with the verdicts of the "
-            "single studies, and the more arms and metrics you read, the more is found by chance. The verdict is of "
-            f"all runs as one study; where the studies differ (p below {DIFFER:g}), of a mean that allows for that.",
+            f"Each interval has a confidence of 95% on its own, without correction for other comparisons: the "
+            f"more arms and metrics you read, the more you find by chance. The verdict treats all runs as "
+            f"one study; if the studies differ (p below {DIFFER:g}), it uses a mean that allows for "
+            f"their differences.",
         )
 
 

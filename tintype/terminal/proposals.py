@@ -36,11 +36,16 @@ def show_proposal(found: Proposal, console: Console) -> None:
     for line in found.failed:
         say(console, f"failed: {line}", "red")
     if found.repeats is not None:
-        say_note(console, f"proposal {found.number} ('{found.repeats}') has the same plan: this is its answer")
+        say_note(
+            console,
+            f"proposal {found.number} ('{found.repeats}') has the same plan, so this is the answer to that proposal",
+        )
     elif found.answer == "more seeds needed":
-        say_note(console, f"{found.reason}; run the same command, with a larger --budget or none, to go on")
+        say_note(console, f"{found.reason}; to continue, run the same command with a larger --budget or without it")
     if found.kept_plan is not None:
-        say_note(console, f"to build on it, begin a new study with fresh seeds and recipe: {found.kept_plan}")
+        say_note(
+            console, f"to build on this proposal, start a new study with fresh seeds and recipe: {found.kept_plan}"
+        )
     say(console, f"proposal {found.number} spends {_percent(found.level)}; {_percent(found.error_left)} are left")
 
 

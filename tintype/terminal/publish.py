@@ -235,7 +235,7 @@ class Mirror(View["list[SyncUnit] | Mirrored"]):
             lines = [f"  {name}: {reason}" for name, reason in list(result.damaged.items())[:_SHOWN]]
             more = f"\n  and {len(result.damaged) - _SHOWN} more" if len(result.damaged) > _SHOWN else ""
             raise UserError(
-                f"damaged in {self.given['source']} and not copied: {len(result.damaged)}",
-                "repair them (training, evaluating or "
-                "reporting again does), then run the same command again:\n" + "\n".join(lines) + more,
+                f"{len(result.damaged)} files in {self.given['source']} are damaged and were not copied",
+                "repair the files by training, evaluating or reporting again, then run the same command "
+                "again:\n" + "\n".join(lines) + more,
             )

@@ -86,11 +86,11 @@ class Training(View["Run"]):
 def _show_events(record: RunRecord, step: int, console: Console) -> None:
     """Print which steps were skipped, which files were damaged, and how these files were restored."""
     if skipped := sum(event["event"] in SKIPS for event in record.events):
-        say_note(console, f"{skipped} of {step} steps were skipped: {record.events_file.name} says which")
+        say_note(console, f"{skipped} of {step} steps were skipped; {record.events_file.name} lists them")
     for event in record.events:
         if event["event"] == "damaged-checkpoint":
             aside = f"a damaged checkpoint was set aside as {event['moved_to']} ({event['reason']})"
-            say_note(console, f"{aside}; the one before was used")
+            say_note(console, f"{aside}; the previous checkpoint was used")
         elif event["event"] == "damaged-file":
             restored = "was damaged and is restored as far as it can be"
             say_note(console, f"{event['file']} {restored}: {event['reason']}")
@@ -196,7 +196,7 @@ def show_evaluation(title: str, result: MetricValues, meanings: Mapping[str, Def
         console.print(text, highlight=False, markup=False, style="dim")
     for name, copies in of_run.copies.items() if of_run else ():
         where = Path(copies.pairs[0].image).parent if copies.pairs else ""
-        text = f"copies ({name}): {copies.words}; {copies.captions} training captions asked"
+        text = f"copies ({name}): {copies.words}; {copies.captions} training captions were used as prompts"
         say(console, f"{text}; nearest pairs: {where}/copy-{name}-*.png" if copies.pairs else text)
     for warning in result.warnings:
         console.print(f"note: {warning}", highlight=False, markup=False, style="yellow")

@@ -70,9 +70,9 @@ class Verdicts(OfRuns[Results]):
         if self.given["without_data"]:
             say_note(
                 self.console,
-                "report.* and results.* are without images and captions of the data, and without paths of this "
-                f"machine; {result.path / 'real'} and {result.path / 'runs'} still have them, study.yaml and the "
-                "baselines still name paths",
+                f"report.* and results.* contain no images or captions of the data, and no paths of this "
+                f"machine; {result.path / 'real'} and {result.path / 'runs'} still contain images and "
+                f"captions, study.yaml and the baselines still contain paths",
             )
 
     def document(self, result: Results) -> documents.Reported:

@@ -117,7 +117,7 @@ class CachedText:
         found = [block for block in blocks if block is not None]
         if len(found) < len(blocks):  # `fill` has just written all of them
             raise UserError(
-                f"the embeddings in {self.folder} change while they are read; does another program delete them?"
+                f"the embeddings in {self.folder} change while they are read; another program may be deleting them"
             )
         lengths = [len(block) // token_bytes for block in found]
         number_T = torch.frombuffer(bytearray(b"".join(found)), dtype=self._numbers)

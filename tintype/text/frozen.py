@@ -51,18 +51,25 @@ class FrozenTextPart(PretrainedPart, TextPart):
     """Attribute of the text tower, by model type, for models with several towers."""
 
     tokenizer_subfolder: str | None = Field(
-        None, description="Place of the tokenizer; by default beside the weights. In pipelines: tokenizer"
+        None,
+        description="Subfolder of the text tokenizer; by default the folder of the weights. In pipelines "
+        "of diffusers: tokenizer",
     )
     max_tokens: int = Field(
-        256, ge=2, description="Captions are truncated to this many tokens, including special tokens"
+        256,
+        ge=2,
+        description="Largest number of tokens of a caption, including special tokens; longer captions are truncated",
     )
     clean: cleaning.Cleaning = Field(
         False,
-        description="true: leave HTML, web addresses and extra white space out of captions; prx and prx-pixel: "
-        "clean them as diffusers' PRXPipeline and PRXPixelPipeline do",
+        description="true: remove HTML, web addresses and extra white space from captions; prx and prx-pixel: "
+        "clean captions as diffusers' PRXPipeline and PRXPixelPipeline do",
     )
     skip_layers: int = Field(
-        0, ge=0, description="0: the last layer after its norm; 1: the layer before the last, without the norm; …"
+        0,
+        ge=0,
+        description="Layer whose output is the embedding. 0: the last layer, after the final norm; 1: "
+        "the layer before the last, without the norm; …",
     )
 
     @property
@@ -189,8 +196,8 @@ class FrozenTextEncoder:
             return caption
         if not self.tokenizer.is_fast:
             raise UserError(
-                f"{self._words}: its tokenizer does not map tokens to letters, so captions cannot be "
-                "truncated by tokens",
+                f"{self._words}: the text tokenizer does not map tokens to characters, so captions cannot be "
+                f"truncated by tokens",
                 "leave captions.max_tokens out, and use captions.max_words or text.max_tokens",
             )
         read = self.tokenizer(text, truncation=True, max_length=max_tokens, return_offsets_mapping=True)
@@ -234,31 +241,31 @@ class FrozenTextEncoder:
             token_TC = self.packed(["", _LONG], alone).token_TC
         if token_TC.shape[1] != self.dim or not token_TC.isfinite().all():
             raise UserError(
-                f"{self._words} gives token states of width {token_TC.shape[1]}, which its config says is {self.dim}, "
-                f"in {self.settings.compute}; all must be finite",
-                "check that its weights are whole, or try text.compute=fp32",
+                f"{self._words} gives token states of width {token_TC.shape[1]} in {self.settings.compute}, but "
+                f"they must be finite and of width {self.dim}, as in its config",
+                "check that its weights are complete, or try text.compute=fp32",
             )
 
     def _check_length(self, config: Untyped) -> None:
         most, depth = getattr(config, "max_position_embeddings", None), getattr(config, "num_hidden_layers", None)
         if isinstance(most, int) and self.settings.max_tokens > most:
             raise UserError(
-                f"text.max_tokens is {self.settings.max_tokens}, but {self._words} reads {most} tokens at most",
+                f"text.max_tokens is {self.settings.max_tokens}, but {self._words} reads at most {most} tokens",
                 f"use {setting('text.max_tokens', most)}",
             )
         if isinstance(depth, int) and self.settings.skip_layers >= depth:
             raise UserError(
-                f"text.skip_layers is {self.settings.skip_layers}, but {self._words} has {depth} layers, and one "
-                "must remain"
+                f"text.skip_layers is {self.settings.skip_layers}, but {self._words} has {depth} layers, and at "
+                f"least one must remain"
             )
 
     def _stated(self, config: Untyped, key: str) -> int:
         value = getattr(config, key, None)
         if not isinstance(value, int) or value < 1:
             raise UserError(
-                f"{self._words}: the config of a '{getattr(config, 'model_type', '?')}' says {value!r} for '{key}', "
-                "so it cannot be used as a text encoder",
-                "name an encoder of texts (BERT, T5, a language model, …)",
+                f"{self._words}: the config of a '{getattr(config, 'model_type', '?')}' has the value {value!r} "
+                f"for '{key}', so this model cannot be used as a text encoder",
+                "name a text encoder (BERT, T5, a language model, …)",
             )
         return value
 
@@ -271,7 +278,8 @@ class FrozenTextEncoder:
             if found is not None:
                 return int(found)
         raise UserError(
-            f"{self._words}: its tokenizer has no token for padding, begin or end; the empty caption needs one"
+            f"{self._words}: the text tokenizer has no token for padding, beginning or end; the empty caption "
+            f"needs one of them"
         )
 
     def identity_at(self, max_tokens: int) -> str:

@@ -28,7 +28,7 @@ class T5GemmaSettings(FrozenTextPart):
 
     kind: Literal["t5gemma"] = "t5gemma"
     weights: Source = "google/t5gemma-2b-2b-ul2"
-    compute: Compute = Field("bf16", description="The network's compute type")
+    compute: Compute = Field("bf16", description="Compute type of the network")
 
     def network(self) -> Untyped:
         """Load the encoder.
@@ -59,7 +59,7 @@ class T5Settings(FrozenTextPart):
     kind: Literal["t5"] = "t5"
     weights: Source = "google/flan-t5-large"
     revision: Revision = "0613663d0d48ea86ba8cb3d7a44f0f65dc596a2a"
-    compute: Compute = Field("bf16", description="The network's compute type")
+    compute: Compute = Field("bf16", description="Compute type of the network")
 
 
 class Qwen3VlSettings(FrozenTextPart):
@@ -71,7 +71,7 @@ class Qwen3VlSettings(FrozenTextPart):
     kind: Literal["qwen3-vl"] = "qwen3-vl"
     weights: Source = "Qwen/Qwen3-VL-2B-Instruct"
     revision: Revision = "89644892e4d85e24eaac8bacfd4f463576704203"
-    compute: Compute = Field("bf16", description="The network's compute type")
+    compute: Compute = Field("bf16", description="Compute type of the network")
 
 
 class Qwen3VlEmbeddingSettings(Qwen3VlSettings):
@@ -85,7 +85,7 @@ class Qwen3VlEmbeddingSettings(Qwen3VlSettings):
     kind: Literal["qwen3-vl-embedding"] = "qwen3-vl-embedding"  # type: ignore[assignment]
     weights: Source = "Qwen/Qwen3-VL-Embedding-2B"
     revision: Revision = None
-    clean: Cleaning = Field("prx-pixel", description="prx-pixel is PRX's choice for this encoder")
+    clean: Cleaning = Field("prx-pixel", description="How captions are cleaned; PRX uses prx-pixel for this encoder")
 
 
 class ClipSettings(FrozenTextPart):
@@ -100,7 +100,9 @@ class ClipSettings(FrozenTextPart):
     kind: Literal["clip"] = "clip"
     weights: Source = "openai/clip-vit-large-patch14"
     revision: Revision = "32bd64288804d66eefd0ccbe215aa642df71cc41"
-    max_tokens: int = Field(77, ge=2, description="CLIP has positions for 77")
+    max_tokens: int = Field(
+        77, ge=2, description="Largest number of tokens of a caption; CLIP has positions for 77 tokens"
+    )
 
 
 class MiniLmSettings(FrozenTextPart):
@@ -124,6 +126,7 @@ class TransformersSettings(FrozenTextPart):
         tower = model.get_encoder() if model.config.is_encoder_decoder else model
         if tower is None or not callable(getattr(tower, "get_input_embeddings", None)):
             raise UserError(
-                f"{self.checkpoint.words}: transformers finds no encoder of texts in it", "name another model"
+                f"{self.checkpoint.words}: the library transformers finds no text encoder in this model",
+                "name another model",
             )
         return tower

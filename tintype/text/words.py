@@ -33,11 +33,13 @@ _WORD = re.compile(r"\w+")
 
 class WordsSettings(TextPart):
     kind: Literal["words"] = "words"
-    buckets: int = Field(4096, ge=16, description="Rows of the embedding table; words are hashed to them")
+    buckets: int = Field(4096, ge=16, description="Number of rows of the embedding table; words are hashed to rows")
     width: int = Field(128, ge=8, description="Size of a word's embedding")
-    depth: int = Field(2, ge=0, description="Transformer layers over the words")
-    heads: int = Field(4, ge=1, description="Attention heads of a layer")
-    max_tokens: int = Field(96, ge=2, description="Captions are padded or truncated to this many words, with the start")
+    depth: int = Field(2, ge=0, description="Number of transformer layers over the words")
+    heads: int = Field(4, ge=1, description="Number of attention heads of a layer")
+    max_tokens: int = Field(
+        96, ge=2, description="Number of words, including the start token, to which captions are padded or truncated"
+    )
 
     def build(self, device: torch.device) -> WordsEncoder:
         return WordsEncoder(self)

@@ -59,11 +59,15 @@ class SceneSettings(Settings):
 class ImageSettings(Settings):
     """Settings that select the images on which a tokenizer is trained."""
 
-    data: str = Field(SCENES, min_length=1, description="scenes, or a folder, .tar, .parquet file or store of images")
-    size_px: int = Field(64, ge=16, le=LARGEST_PX, description="Side of the crops")
-    short_px: int | None = Field(None, ge=16, description="Shrink images to this short side first; null: as they are")
-    limit: int | None = Field(None, ge=2, description="Use only this many images, the first ones")
-    held_out: int = Field(256, ge=1, description="Images kept out of training; at most a fifth of a set on a disk")
+    data: str = Field(
+        SCENES, min_length=1, description="Images: scenes, or the path of a folder, .tar file, .parquet file or store"
+    )
+    size_px: int = Field(64, ge=16, le=LARGEST_PX, description="Side of the square crops, in pixels")
+    short_px: int | None = Field(
+        None, ge=16, description="Short side, in pixels, to which images are shrunk before cropping; null: not shrunk"
+    )
+    limit: int | None = Field(None, ge=2, description="Use only the first N images, where N is this number")
+    held_out: int = Field(256, ge=1, description="Number of held-out images; at most a fifth of the images on disk")
     scenes: SceneSettings = SceneSettings()
 
 
@@ -99,7 +103,9 @@ class TrainingImages:
         self._encoded = _read_all(Path(settings.data).expanduser(), settings.limit)
         count = len(self._encoded)
         if count < 2:
-            raise UserError(f"{settings.data} holds {count} images; one is held out, so training needs at least two")
+            raise UserError(
+                f"{settings.data} contains {count} images, but training needs at least two, since one is held out"
+            )
         self._held = held_out_ids(min(settings.held_out, max(1, count // _HELD_OUT_SHARE)), count)
         self._own = sorted(set(range(count)) - set(self._held))
 
@@ -145,8 +151,9 @@ def _read_all(path: Path, limit: int | None) -> list[Encoded]:
         total += len(one.content)
         if total > _MOST_BYTES:
             raise UserError(
-                f"{path}: the first {len(found):,} images take more than {_MOST_BYTES >> 30} GiB of memory as files",
-                f"use fewer of them: {setting('limit', len(found) // 2)}",
+                f"{path}: the first {len(found):,} images take more than {_MOST_BYTES >> 30} GiB of memory (as "
+                f"encoded files)",
+                f"use fewer images: {setting('limit', len(found) // 2)}",
             )
     return found
 
@@ -169,7 +176,7 @@ def measured_images(
     path = Path(data).expanduser()
     total = sum(1 for _ in _encoded(path, "eval"))
     if total < 2:
-        raise UserError(f"{data} holds {total} images; a report needs at least two")
+        raise UserError(f"{data} contains {total} images, but a report needs at least two")
     chosen = held_out_ids(min(count, total), total)
     chosen_ids = frozenset(chosen)
 

@@ -57,17 +57,22 @@ FAR_MEAN, FAR_STD = 0.25, 1.5
 class ReportSettings(Settings):
     """Settings of a report."""
 
-    data: str = Field(SCENES, min_length=1, description="scenes, or a folder, .tar, .parquet file or store of images")
-    size_px: int = Field(
-        64, ge=lpips.SMALLEST_PX["vgg16"], le=4096, description="Side of the images, which are never enlarged"
+    data: str = Field(
+        SCENES, min_length=1, description="Images: scenes, or the path of a folder, .tar file, .parquet file or store"
     )
-    count: int = Field(256, ge=2, description="Use at most this many images")
-    batch: int = Field(16, ge=1, description="Images at a time; speed depends on it")
+    size_px: int = Field(
+        64,
+        ge=lpips.SMALLEST_PX["vgg16"],
+        le=4096,
+        description="Side of the images in pixels; images are never enlarged",
+    )
+    count: int = Field(256, ge=2, description="Largest number of images to use")
+    batch: int = Field(16, ge=1, description="Batch size; the measured speed depends on it")
     encoders: tuple[EncoderChoice, ...] | None = Field(
         None,
-        description="Encoders of the Fréchet distances; by default scenes, and inception if its weights are available",
+        description="Encoders of the Fréchet distances; by default scenes, plus inception if its weights are available",
     )
-    shown: int = Field(8, ge=1, le=64, description="Number of images side by side")
+    shown: int = Field(8, ge=1, le=64, description="Number of images shown side by side")
 
 
 @dataclass(frozen=True)
@@ -148,7 +153,7 @@ def read_tokenizer(spec: str) -> TokenizerPart:
     kind, _, rest = spec.partition(":")
     if kind not in kinds:
         raise UserError(
-            f"unknown tokenizer '{kind}': it is neither a kind nor the folder of a trained tokenizer",
+            f"unknown tokenizer '{kind}': this is neither a kind of tokenizer nor the folder of a trained tokenizer",
             nearest(kind, kinds),
         )
     document = Document(f"tokenizer {spec}", {"kind": kind})
@@ -176,8 +181,8 @@ def _refuse_indivisible(name: str, tokenizer: Tokenizer, size_px: int) -> None:
     if size_px % tokenizer.stride_px:
         fitting = size_px // tokenizer.stride_px * tokenizer.stride_px or tokenizer.stride_px
         raise UserError(
-            f"size_px is {size_px}, but '{name}' takes multiples of {tokenizer.stride_px} px",
-            f"use {setting('size_px', fitting)}, or another multiple that suits all of them",
+            f"size_px is {size_px}, but '{name}' needs a multiple of {tokenizer.stride_px} px",
+            f"use {setting('size_px', fitting)}, or another size that suits all tokenizers",
         )
 
 

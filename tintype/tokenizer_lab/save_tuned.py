@@ -30,7 +30,7 @@ def save_tuned(run: Path, out: Path, device: str | None = None) -> SavedTokenize
     if plan.tuning is None:
         raise UserError(
             f"{run} did not tune its tokenizer ('{plan.tokenizer.kind}'), so there is nothing to save",
-            "use the one that its plan names. The technique repa-e tunes it",
+            "use the tokenizer that the run's plan names. Only the technique repa-e trains the tokenizer",
         )
     network, statistics = plan.tuning.tuned(parts.tokenizer)
     about = {

@@ -39,9 +39,13 @@ from tintype.vision.encoders import TeacherChoice
 class RaeTraining(TokenizerTraining):
     """All settings that determine the result of training a rae."""
 
-    encoder: TeacherChoice = Field(DEFAULT_ENCODER, description="The frozen network; scenes needs no download")
+    encoder: TeacherChoice = Field(
+        DEFAULT_ENCODER, description="The frozen encoder network; the kind scenes needs no download"
+    )
     decoder: RaeShape = RaeShape()
-    noise: float = Field(0.8, ge=0, description="Largest deviation of the training noise on the latents")
+    noise: float = Field(
+        0.8, ge=0, description="Largest standard deviation of the noise that training adds to the latents"
+    )
     lr: float = Field(2e-4, gt=0)
 
     @property

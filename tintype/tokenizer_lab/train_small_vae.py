@@ -47,12 +47,12 @@ class Training(TokenizerTraining):
 
     vae: SmallVaeShape = SmallVaeShape()
     reconstruction: Literal["l1", "charbonnier"] = "l1"
-    kl_weight: float = Field(1e-4, ge=0, description="Weight of the nats per number of the latents")
+    kl_weight: float = Field(1e-4, ge=0, description="Weight of the KL divergence, measured in nats per latent value")
     equivariance: float = Field(
         0.0,
         ge=0,
         le=1,
-        description="EQ-VAE: share of the steps that scale and rotate latents and images alike",
+        description="EQ-VAE: share of the steps in which latents and images are scaled and rotated alike",
     )
     vf: VfSettings = VfSettings()
 

@@ -51,7 +51,7 @@ class TokenizerTraining(ImageSettings):
     warmup_steps: int = Field(100, ge=0)
     clip_norm: float = Field(1.0, gt=0)
     compute: Literal["fp32", "bf16"] = Field(
-        "fp32", description="Type of the convolutions, whose weights stay in fp32; with bf16 LPIPS computes in TF32"
+        "fp32", description="Compute type of the convolutions; weights stay in fp32. With bf16, LPIPS computes in TF32"
     )
     save_every_steps: int = Field(500, ge=1)
     log_every_steps: int = Field(10, ge=1)
@@ -62,7 +62,7 @@ class TokenizerTraining(ImageSettings):
         if self.size_px % unit_px:
             raise ValueError(f"size_px ({self.size_px}) must be a multiple of {unit} ({unit_px})")
         if self.short_px is not None and self.short_px < self.size_px:
-            raise ValueError(f"short_px ({self.short_px}) is below size_px ({self.size_px}): no crop would fit")
+            raise ValueError(f"short_px ({self.short_px}) is below size_px ({self.size_px}), so no crop would fit")
         setting, least_px = self.smallest_px
         self.perceptual.check(least_px, setting)
         self.adversarial.check(least_px, self.steps, setting)

@@ -29,11 +29,14 @@ from tintype.tokenizers.part import Compression, TokenizerPart, to_bytes, to_flo
 from tintype.wording import setting
 
 Numbers = float | Annotated[tuple[float, ...], Field(strict=False)]
-"""One number for all channels, or one number per channel. The field is not strict, so a plan file may use a list."""
-Channels = Annotated[int, Field(ge=1, description="Channels of a latent")]
-StridePx = Annotated[int, Field(ge=1, description="Pixels per latent, along each side")]
+"""One number for all channels, or one per channel. The field is not strict, so a plan file may use a list."""
+Channels = Annotated[int, Field(ge=1, description="Number of channels of a latent")]
+StridePx = Annotated[int, Field(ge=1, description="Number of pixels per latent along each side")]
 Scale = Annotated[
-    Numbers | None, Field(description="z = (latent - shift) · scale: one number, or one for each channel")
+    Numbers | None,
+    Field(
+        description="Shift and scale of the latents, z = (latent - shift) · scale: one number, or one for each channel"
+    ),
 ]
 
 _MOST_PX = 4 * 1024**2
@@ -100,7 +103,7 @@ class LatentPart(PretrainedPart, TokenizerPart):
     stride_px: StridePx
     scale: Scale = None
     shift: Numbers | None = Field(
-        None, description="Shift of the latents; by default shift and scale are the checkpoint's own"
+        None, description="Shift of the latents; by default, shift and scale are those of the checkpoint"
     )
 
     def problems(self) -> Iterator[str]:
@@ -167,7 +170,7 @@ class LatentTokenizer:
         self._device = next(network.parameters()).device
 
     def encode(self, image_BCHW: Tensor, draws: Draws | None = None) -> Tensor:
-        """Encode images. Only a sampled posterior needs `draws`."""
+        """Encode images. Only sampling from the posterior needs draws (a source of random numbers)."""
         return self.drawn(self.moments(image_BCHW), draws)
 
     def moments(self, image_BCHW: Tensor) -> Tensor:
@@ -189,7 +192,7 @@ class LatentTokenizer:
         if not self._sampled:
             return moment_BCHW
         if draws is None:
-            raise TypeError("a sampled posterior needs draws")
+            raise TypeError("sampling from the posterior needs draws (a source of random numbers)")
         mean_BCHW, std_BCHW = moment_BCHW.chunk(2, dim=1)
         with self._frozen():
             return self._normalised(mean_BCHW + std_BCHW * draws.normal("posterior", tuple(mean_BCHW.shape[1:])))

@@ -160,7 +160,7 @@ def _check_header(folder: Path, made_of: Mapping[str, object]) -> None:
             )
         elif names:
             raise UserError(
-                f"{folder} is not a cache of latents: it has files but no {HEADER_NAME}",
+                f"{folder} is not a cache of latents: it contains files, but not {HEADER_NAME}",
                 "set run.latents_folder to a new folder, or leave it out",
             )
         else:
@@ -172,7 +172,7 @@ def _read_header(file: Path) -> dict[str, object]:
         header = json.loads(file.read_text(encoding="utf-8"))
         if header["format"] != FORMAT:
             raise UserError(
-                f"{file} is of format {header['format']}; this version of tintype has {FORMAT}",
+                f"{file} has the format {header['format']}, but this version of tintype reads {FORMAT}",
                 _remedy(file.parent),
             )
         return dict(header["made_of"])

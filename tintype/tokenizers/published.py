@@ -56,8 +56,8 @@ class DiffusersPart(LatentPart):
         scale, shift = stated.get("scaling_factor"), stated.get("shift_factor")
         if not scale:
             raise UserError(
-                f"{self.checkpoint.words}: its config.json has no scaling_factor, so the normalisation of its latents "
-                "to mean 0 and deviation 1 is unknown",
+                f"{self.checkpoint.words}: the file config.json has no scaling_factor, so the normalisation of "
+                f"the latents (to mean 0 and standard deviation 1) is unknown",
                 "set tokenizer.shift and tokenizer.scale",
             )
         return Normalisation(filled(shift or 0.0, self.channels), filled(scale, self.channels))
@@ -67,7 +67,8 @@ class KlPart(DiffusersPart):
     """Settings of an autoencoder with a Gaussian for each latent."""
 
     posterior: Literal["mean", "sample"] = Field(
-        "mean", description="The mean of the encoder's Gaussian, or a new draw from it at each step"
+        "mean",
+        description="Latents of an image: the mean of the encoder's posterior, or a new sample from it at each step",
     )
 
     @property

@@ -47,10 +47,12 @@ _LONGEST = 10_000.0
 class RaeShape(Settings):
     """Settings of the decoder's shape, by default a ViT-B; the largest decoder of the authors is a ViT-XL."""
 
-    stride_px: int = Field(16, ge=2, description="Pixels per latent along each side, and per patch of the decoder")
+    stride_px: int = Field(
+        16, ge=2, description="Number of pixels along each side of a latent, which is also the decoder's patch size"
+    )
     width: int = Field(768, ge=4, multiple_of=4, description="Width of the decoder's tokens")
-    depth: int = Field(12, ge=1, description="Blocks of the decoder")
-    heads: int = Field(12, ge=1, description="Attention heads; they divide the width")
+    depth: int = Field(12, ge=1, description="Number of blocks of the decoder")
+    heads: int = Field(12, ge=1, description="Number of attention heads; must divide width")
 
     @model_validator(mode="after")
     def _divides(self) -> RaeShape:

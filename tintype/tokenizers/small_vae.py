@@ -39,10 +39,17 @@ Beyond the bounds, the exponential no longer matters, but the gradient would sti
 class SmallVaeShape(Settings):
     """Settings of the network's shape."""
 
-    channels: int = Field(16, ge=1, le=512, description="Channels of the latents")
-    stride_px: Literal[4, 8] = Field(8, description="Pixels per latent pixel, along each side")
-    width: int = Field(48, ge=_GROUPS, multiple_of=_GROUPS, description="Channels at half the resolution; then doubled")
-    blocks: int = Field(2, ge=1, description="Residual blocks at each resolution, in the encoder and in the decoder")
+    channels: int = Field(16, ge=1, le=512, description="Number of channels of the latents")
+    stride_px: Literal[4, 8] = Field(8, description="Number of pixels per latent pixel, along each side")
+    width: int = Field(
+        48,
+        ge=_GROUPS,
+        multiple_of=_GROUPS,
+        description="Number of channels at half the resolution; it doubles with each halving",
+    )
+    blocks: int = Field(
+        2, ge=1, description="Number of residual blocks at each resolution, in the encoder and in the decoder"
+    )
 
     @property
     def widths(self) -> list[int]:
@@ -164,7 +171,8 @@ class SmallVaeSettings(FolderPart):
 
     kind: Literal["small-vae"] = "small-vae"
     posterior: Literal["mean", "sample"] = Field(
-        "mean", description="The mean of the encoder's Gaussian, or a new draw from it at each step"
+        "mean",
+        description="Latents of an image: the mean of the encoder's posterior, or a new sample from it at each step",
     )
 
     def recorded(self, folder: Path) -> tuple[Compression, Plain]:

@@ -52,7 +52,7 @@ class Taef2Settings(LatentPart):
         checkpoint = self.checkpoint
         file = checkpoint.file(name)
         if file is None:
-            raise UserError(f"{checkpoint.words} has no {name}", "name a folder with TAEF2's encoder and decoder")
+            raise UserError(f"{checkpoint.words} has no {name}", "give a folder with the encoder and decoder of TAEF2")
         tensors = read_safetensors(file)
         return Weights(tensors, digest(tensors.values()), str(file))
 

@@ -54,23 +54,23 @@ class TrainedFiles:
         if not path.is_file():
             state = "its training has not ended" if (folder / "checkpoints").is_dir() else "it is none"
             raise UserError(
-                f"{folder.absolute()} has no trained {self.kind} ({self.record} is not there: {state})",
+                f"{folder.absolute()} has no trained {self.kind} ({self.record} is missing: {state})",
                 f"train one with `{self.command}`",
             )
         try:
             return form.model_validate_json(path.read_bytes())
         except ValidationError as error:
             raise UserError(
-                f"{path} is damaged, or not the record of a {self.kind} in the format {self.format} that this version "
-                f"of tintype reads: {first_problem(error)}",
-                "restore a good copy, or train again",
+                f"{path} is damaged, or is not the record of a {self.kind} in the format that this version of "
+                f"tintype reads ({self.format}): {first_problem(error)}",
+                "restore an undamaged copy, or train again",
             ) from None
 
     def fill(self, folder: Path, network: nn.Module, recorded: str, pinned: str | None) -> None:
         """Load the weights into a network; refuse weights that do not match the record."""
         path = folder / self.weights
         if not path.is_file():
-            raise UserError(f"{path} is not there, but {self.record} names it", "restore it, or train again")
+            raise UserError(f"{path} is missing, but {self.record} names it", "restore the file, or train again")
         content = path.read_bytes()
         found = hashlib.sha256(content).hexdigest()
         check_same(folder / self.record, f"SHA-256 of {path}", recorded, found, "put the file back, or train anew")
@@ -92,14 +92,16 @@ class FolderPart(TokenizerPart):
     files: ClassVar[TrainedFiles]
     why_not_exported: ClassVar[str | None] = "it is tintype's own network, which diffusers has no class for"
 
-    folder: PathText = Field(min_length=1, description="The folder written by `tintype tokenizer train --out`")
+    folder: PathText = Field(min_length=1, description="Folder that `tintype tokenizer train --out` wrote")
     sha256: str | None = Field(
         None,
         pattern="^[0-9a-f]{64}$",
-        description="First digits of the SHA-256 of its weights; different weights are refused",
+        description="SHA-256 of the tokenizer's weights; weights with another hash are refused",
     )
-    channels: int | None = Field(None, ge=1, description="Value of its latents; by default as in the folder's record")
-    stride_px: int | None = Field(None, ge=1, description="Value of its latents; by default as in the folder's record")
+    channels: int | None = Field(
+        None, ge=1, description="Channels of the latents; by default as in the folder's record"
+    )
+    stride_px: int | None = Field(None, ge=1, description="Pixels per latent; by default as in the folder's record")
 
     def recorded(self, folder: Path) -> tuple[Compression, Plain]:
         """Return the size of latents and how the tokenizer was trained, from the record of a folder."""
@@ -143,7 +145,7 @@ class FolderPart(TokenizerPart):
             raise UserError(
                 f"tokenizer.channels and tokenizer.stride_px are {self.channels} and {self.stride_px}, but the "
                 f"{self.kind} in {self.folder} has {found.channels} and {found.stride_px}",
-                "leave both out, or name the right folder",
+                "leave both settings out, or name the right folder",
             )
 
 

@@ -103,7 +103,7 @@ def commit(
                 intact = f"the {what} of step {kept[-1]} is intact" if kept else f"no {what} was written before"
                 raise UserError(
                     f"cannot write the {what} of step {step} to {folder}: {error}; {intact}",
-                    f"make room or fix the permissions, then {again()} again to resume",
+                    f"free some disk space or fix the permissions, then {again()} again to resume",
                 ) from error
 
     try:
@@ -191,7 +191,7 @@ def describe(path: Path) -> tuple[dict[str, Any], str]:
     """Return the scalars after verification, and the recorded SHA-256 of the tensors. The tensors are not read."""
     stored, wanted = verify(path, [_SCALARS])
     if _TENSORS not in wanted:
-        raise DamagedError(f"{_MANIFEST} does not name {_TENSORS}")
+        raise DamagedError(f"{_MANIFEST} does not list {_TENSORS}")
     return stored["scalars"], wanted[_TENSORS]
 
 
@@ -265,7 +265,7 @@ def _digests(path: Path) -> dict[str, str]:
     names = set(wanted) - {_SCALARS} if isinstance(wanted, dict) else set()
     shards = {name for name in names if Path(name).name == name and fnmatch(name, "shard-*.safetensors")}
     if _SCALARS not in wanted or not names or names - shards - {_TENSORS}:
-        raise DamagedError(f"{_MANIFEST} does not name the files")
+        raise DamagedError(f"{_MANIFEST} does not list the files")
     return wanted
 
 
@@ -274,7 +274,7 @@ def verify(path: Path, names: Sequence[str] | None = None) -> tuple[dict[str, An
     wanted = _digests(path)
     there = {file.name for file in path.glob("*.safetensors")}
     if strangers := there - set(wanted):  # the loader would read these files too
-        raise DamagedError(f"{_MANIFEST} does not know {', '.join(sorted(strangers))}")
+        raise DamagedError(f"the checkpoint has files that {_MANIFEST} does not list: {', '.join(sorted(strangers))}")
     try:
         for name in sorted(wanted) if names is None else names:
             if sha256_of(path / name) != wanted[name]:

@@ -50,7 +50,7 @@ def count_step(folder: RunFolder, parts: Session, state: TrainState, result: Ste
     )
     if found := _too_many(parts.plan.train, state, result.step):
         raise DivergedError(
-            f"the run diverged: {found} (to step {result.step}); none of these reached the weights",
+            f"the run diverged: {found} (up to step {result.step}); none of these steps changed the weights",
             f"{_FIX}; {folder.events_file} has the details",
         )
 

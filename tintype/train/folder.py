@@ -115,7 +115,7 @@ class RunFolder:
         self.checkpoints.mkdir(exist_ok=True)
         files.write_sealed(self.path / files.PLAN, plan.to_yaml(), self.fence, run=plan.hash)
         if damage:
-            reason = f"{damage}; written again from the same plan"
+            reason = f"{damage}; the file was written again from the same plan"
             self.log_event("damaged-file", 0, file=files.PLAN, reason=reason)
 
     def _forget_other_plan(self, plan: Plan) -> None:

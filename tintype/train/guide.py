@@ -68,8 +68,8 @@ def _load(run: Path, parts: Model, step: int, guide: Guide) -> Model:
     at = guide_step(parts.plan, guide)
     if at >= step:
         raise UserError(
-            f"autoguidance leads away from earlier weights, but step {at:,} is not before the step "
-            f"of the sampled weights, {step:,}",
+            f"autoguidance leads away from earlier weights, but step {at:,} is not before step {step:,}, the "
+            f"step of the sampled weights",
             f"choose an earlier step (guidance.step, {option('guide-step')})",
         )
     twin = build_twin(parts)
@@ -98,12 +98,15 @@ def _weights(run: Path, plan: Plan, step: int, length: float | None) -> dict[str
         try:
             tensors, _ = checkpoint.read(checkpoint.folder_of(record.checkpoints, step))
         except checkpoint.DamagedError as error:
-            raise UserError(f"the checkpoint of step {step} in {run} is damaged ({error})", "choose another") from None
+            raise UserError(
+                f"the checkpoint of step {step} in {run} is damaged ({error})", "choose another step"
+            ) from None
         return weights_in(tensors, plan.ema)
     raise UserError(
         f"autoguidance: {run} has no {'weights' if length is None else f'average of length {length:g}'} of step "
         f"{step:,}. Steps with a snapshot: {_listed(snapshots)}; with a checkpoint: {_listed(record.saved_steps)}",
-        f"choose one of them (guidance.step, {option('guide-step')}); training with {technique('power-ema')} takes "
+        f"choose one of these steps (guidance.step, {option('guide-step')}); training with "
+        f"{technique('power-ema')} takes "
         "snapshots",
     )
 

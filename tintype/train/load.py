@@ -77,19 +77,22 @@ def load_run(
     if found := weight_misfits(tensors, parts.modules, plan, own_average, stored_as):
         raise UserError(
             f"the checkpoint in {path} does not fit its plan.yaml and this version: {found}",
-            "was the plan changed after the training? Restore the original",
+            "if the plan was changed after the training, restore the original",
         )
     weights = weights_in(tensors, own_average)
     if average is not None:
         weights |= _all_parameters(parts, average)
     trained = {name: weights[name] for name, _ in parts.modules.named_parameters()}
     if found := too_large(trained, plan.train.most_weight_rms):
-        raise DivergedError(f"{path} has diverged: {found}", "train it with a lower optimizer.lr")
+        raise DivergedError(f"{path} has diverged: {found}", "train the run again with a lower optimizer.lr")
     parts.modules.load_state_dict(weights)
     parts.modules.eval()
     step = int(scalars["step"]) if average is None else average.step
     if plan.tuning is not None and step != int(scalars["step"]) and current().leads:
-        note(f"the average is of step {step}; the tuned tokenizer has none and is of step {scalars['step']}")
+        note(
+            f"the weight average is that of step {step}; the tuned tokenizer has no average, so its weights "
+            f"are those of step {scalars['step']}"
+        )
     return replace(parts, trained_steps=step), step
 
 
@@ -119,12 +122,12 @@ def newest_good(path: Path, state: TrainState | None = None) -> tuple[dict[str, 
         except checkpoint.DamagedError as error:
             if record.about:
                 raise UserError(
-                    f"the weights in {path} are damaged: {error}", "export or download them again"
+                    f"the weights in {path} are damaged: {error}", "export or download the weights again"
                 ) from None
             found.append(f"{folder} is damaged ({error})")
             if not current().leads:
                 continue
-            note(f"the checkpoint of step {step} in {path} is damaged ({error}); trying the one before")
+            note(f"the checkpoint of step {step} in {path} is damaged ({error}); trying the previous checkpoint")
     command = f"`tintype train RECIPE --out {quote(str(path))}` trains it"
     if found:
         raise UserError(f"{path} has no complete checkpoint: {'; '.join(found)}", f"{command} again")

@@ -176,7 +176,7 @@ def check_latents(folder: RunFolder, parts: Session, step: int) -> None:
     folder.write_record(LATENTS, {"images": images, "mean": mean_C.tolist(), "std": std_C.tolist()})
     if fault := parts.tokenizer.check_latents(mean_C, std_C):
         kind, numbers = parts.plan.tokenizer.kind, folder.path / LATENTS
-        raise UserError(f"tokenizer '{kind}' on the first {images} images: {fault} (numbers: {numbers})")
+        raise UserError(f"tokenizer '{kind}' failed a check on the first {images} images: {fault} (values: {numbers})")
 
 
 def measure_latents(parts: Session) -> tuple[torch.Tensor, torch.Tensor, int]:

@@ -148,8 +148,8 @@ def reconstruction(run: Path, length: float, step: int | None = None) -> Reconst
         tracked = ", ".join(f"{one:g}" for one in sorted({one for _, one, _ in found.terms}))
         raise UserError(
             f"the {count} snapshots of {run} (lengths {tracked}) cannot represent an average of length {length:g}: "
-            f"{found.residual:.0%} of its profile would be missed, but at most {MOST_RESIDUAL:.0%} may be",
-            "choose a length nearer to these, or train with more snapshots",
+            f"{found.residual:.0%} of its weighting would be missing, but at most {MOST_RESIDUAL:.0%} may be missing",
+            "choose a length closer to the stored lengths, or train with more snapshots",
         )
     return found
 
@@ -157,13 +157,15 @@ def reconstruction(run: Path, length: float, step: int | None = None) -> Reconst
 def try_reconstruction(run: Path, length: float, step: int | None = None) -> Reconstruction:
     """Return the same average as `reconstruction`, but accept any residual."""
     if not 0 < length < LONGEST:
-        raise UserError(f"a length of {length:g}: it must lie between 0 and {LONGEST:.4f}, which is the plain mean")
+        raise UserError(
+            f"the length of an average is {length:g}, but must lie between 0 and {LONGEST:.4f}, which is the plain mean"
+        )
     snapshots = _snapshots(run)
     if step is not None:
         snapshots = [snapshot for snapshot in snapshots if snapshot.step <= step]
         if not snapshots or snapshots[-1].step != step:
             steps = ", ".join(str(snapshot.step) for snapshot in _snapshots(run))
-            raise UserError(f"{run} has no snapshot of step {step}; it has those of {steps}")
+            raise UserError(f"{run} has no snapshot of step {step}; it has snapshots of the steps {steps}")
     basis = [(snapshot, one) for snapshot in snapshots for one in snapshot.lengths]
     last = snapshots[-1]
     mixture = fit([Profile(one, snapshot.updates) for snapshot, one in basis], Profile(length, last.updates))
@@ -184,8 +186,8 @@ def _snapshots(run: Path) -> list[Snapshot]:
     if due:
         raise UserError(f"{run} has no snapshot of its weight averages yet; the first is written at step {due[0]}")
     raise UserError(
-        f"{run} has no snapshots of weight averages, so no other length is possible",
-        f"train with {technique('power-ema')} for that",
+        f"{run} has no snapshots of weight averages, so an average of another length cannot be reconstructed",
+        f"to reconstruct other lengths, train with {technique('power-ema')}",
     )
 
 

@@ -264,7 +264,7 @@ class RunRecord:
         if self.failure == "diverged":
             reason = self.reason(f"{self._command} trains it again from its last checkpoint")
             raise DivergedError(
-                f"{self.path} is a diverged run ({reason})",
+                f"{self.path} is a run that diverged ({reason})",
                 f"to use its last checkpoint anyway, remove {self.path / FAILURES['diverged']}",
             )
 

@@ -146,7 +146,7 @@ def training_device(plan: Plan) -> torch.device:
     """Return the device on which a plan is trained; raise if it is missing or does not support the plan's precision."""
     device = choose_device(plan.run.device)
     if lacking := lacks_fp8(plan.precision, device):
-        raise UserError(f"precision.matmul is fp8, but {lacking}", "use such a GPU, or precision.matmul=plain")
+        raise UserError(f"precision.matmul is fp8, but {lacking}", "use a GPU with FP8, or precision.matmul=plain")
     return device
 
 
@@ -245,7 +245,7 @@ def check_columns(plan: Plan, source: ImageSource) -> None:
         for column in plan.captions.columns():
             if column not in columns:
                 there = ", ".join(sorted(columns))
-                raise UserError(f"captions: {what} has no caption column '{column}'; it has {there}")
+                raise UserError(f"captions: {what} has no caption column '{column}'; its caption columns are {there}")
 
 
 def _data_key(data: DataPart, source: ImageSource) -> str:

@@ -100,8 +100,8 @@ class SimpleTraining:
         if skipped:
             self.folder.log_event(NON_FINITE, result.step, loss=str(loss), grad_norm=str(grad_norm))
             raise DivergedError(
-                f"step {result.step} is not finite (loss {loss:g}, gradient norm {grad_norm:g}) and did not reach the "
-                "weights",
+                f"step {result.step} is not finite (loss {loss:g}, gradient norm {grad_norm:g}) , so the "
+                f"weights were not updated",
                 f"{self.remedy}, with another {option('out')} than {self.folder.path}",
             )
 

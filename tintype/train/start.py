@@ -75,7 +75,7 @@ def begin(folder: RunFolder, parts: Session, state: TrainState) -> TrainState:
     cut = any(map(is_sharded, state.parameters))
     newest = checkpoint.folder_of(parent.checkpoints, parent.saved_step)
     damaged = f"start: the checkpoint {newest} is damaged"
-    with as_user_error(checkpoint.DamagedError, damaged, "remove it, or start from another run"):
+    with as_user_error(checkpoint.DamagedError, damaged, "remove the damaged file, or start from another run"):
         tensors, _ = checkpoint.read(newest, state if cut else None)
         whole = checkpoint.read(newest)[0] if cut and folder.writes else tensors
     with folder.world.fail_together():
@@ -103,7 +103,8 @@ def find_parent(plan: Plan, start: StartPart, run: Path) -> RunRecord:
     path = start.parent(run)
     if path.resolve() == run.resolve():
         raise UserError(
-            f"start: {path} is the run itself", f"start from another run, or choose another {option('out')}"
+            f"start: {path} is the folder of this run itself",
+            f"start from another run, or choose another {option('out')}",
         )
     if not path.is_dir():
         raise UserError(f"start: there is no run in {path}", "give the folder of a run that was trained")
@@ -111,24 +112,27 @@ def find_parent(plan: Plan, start: StartPart, run: Path) -> RunRecord:
     found = parent.plan
     if parent.failure == "diverged":
         raise UserError(
-            f"start: the run in {path} diverged ({path / FAILURES['diverged']} says why)", "take another run"
+            f"start: the run in {path} diverged (the reason is in {path / FAILURES['diverged']})", "use another run"
         )
     if not parent.saved_steps:
-        raise UserError(f"start: the run in {path} was not trained yet: it has no checkpoint")
+        raise UserError(f"start: the run in {path} was not trained yet: it has no checkpoints")
     if start.parent_plan is not None and (found.hash, parent.saved_step) != (start.parent_plan, found.train.steps):
         raise UserError(
             f"start: the run in {path} is at step {parent.saved_step} of {found.train.steps} of the plan {found.hash}, "
-            f"and its last weights with the plan {start.parent_plan} are needed",
-            "finish its training first",
+            f"but the last weights of the plan {start.parent_plan} are needed",
+            "finish the training of that run first",
         )
     about = parent.about
     if about and about["weights"] != start.weights and {about["weights"], start.weights} <= {"raw", "average"}:
         raise UserError(
-            f"start.weights is {start.weights}, but the exported model in {path} has the {about['weights']} weights",
-            f"take weights={about['weights']}",
+            f"start.weights is {start.weights}, but the exported model in {path} contains only the "
+            f"{about['weights']} weights",
+            f"use start.weights={about['weights']}",
         )
     if start.weights == "average" and found.ema is None:
-        raise UserError(f"start.weights is average, but the run in {path} keeps no average of its weights", "take raw")
+        raise UserError(
+            f"start.weights is average, but the run in {path} has no average of its weights", "use start.weights=raw"
+        )
     if reasons := unfit_settings(plan, found):
         raise UserError(f"start: the weights of the run in {path} do not fit this plan: {reasons}")
     return parent

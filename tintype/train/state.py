@@ -171,5 +171,5 @@ def _checked_counters(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> di
         counts = value if isinstance(wanted[name], list) else [value]
         if not isinstance(counts, list) or not all(type(count) is int and count >= 0 for count in counts):
             kind = "a list of counts" if isinstance(wanted[name], list) else "a count"
-            raise StateMismatchError(f"the counters: {name} is {value!r} and not {kind}")
+            raise StateMismatchError(f"the counters: {name} is {value!r}, but must be {kind}")
     return dict(found)

@@ -51,7 +51,7 @@ class ClipSettings(HubEncoderPart):
     source: Source = "openai/clip-vit-large-patch14-336"
     form: Literal["processor", "cmmd"] = Field(
         "processor",
-        description="processor: the short side resized, then cropped; cmmd: the middle cropped, then resized",
+        description="Preprocessing. processor: resize the short side, then crop; cmmd: crop the centre, then resize",
     )
 
     @property
@@ -167,6 +167,8 @@ def _stated_preprocess(checkpoint: Checkpoint, size_px: int, fit: Literal["short
     """Return the preprocessing of the checkpoint's own processor, which resizes uint8 images with Pillow."""
     said = checkpoint.image_processor()
     if other := said.other_sides(size_px):
-        raise UserError(f"{checkpoint.words}: its preprocessor asks for {other} px, its network for {size_px} px")
+        raise UserError(
+            f"{checkpoint.words}: the preprocessor gives images of {other} px, but the network needs {size_px} px"
+        )
     resampling = Resampling(said.resize_filter(checkpoint.words), quantise=True)
     return Preprocess(size_px, resampling, fit, *said.normalisation)

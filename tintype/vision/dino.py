@@ -68,9 +68,15 @@ class Dinov2Settings(HubEncoderPart):
     """
 
     kind: Literal["dinov2"] = "dinov2"
-    form: Literal["fd", "prx"] = Field("fd", description="The definition: FD-DINOv2's, or PRX's DINO-MMD")
-    source: Source | None = Field(None, description="Repository or local folder; by default the form's")
-    size_px: int | None = Field(None, ge=14, description="Side of the input; by default 224 for fd and 518 for prx")
+    form: Literal["fd", "prx"] = Field(
+        "fd", description="Definition of the features: fd (as in FD-DINOv2) or prx (as in PRX's DINO-MMD)"
+    )
+    source: Source | None = Field(
+        None, description="Repository or local folder of the network; by default that of the form"
+    )
+    size_px: int | None = Field(
+        None, ge=14, description="Side of the network's input in pixels; by default 224 for fd and 518 for prx"
+    )
 
     @property
     def published(self) -> dict[str, str]:
@@ -98,7 +104,7 @@ class Dinov3Settings(HubEncoderPart):
 
     kind: Literal["dinov3"] = "dinov3"
     source: Source = _DINOV3_SOURCE
-    size_px: int = Field(224, ge=16, description="Side of the input")
+    size_px: int = Field(224, ge=16, description="Side of the network's input in pixels")
 
     def _make(self, device: torch.device) -> Encoder:
         checkpoint = self._checkpoint(self.source)

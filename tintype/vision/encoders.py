@@ -54,7 +54,7 @@ def general_encoder() -> tuple[EncoderPart, str]:
     ways = (encoder for ready in (at_hand, _fetched) for encoder, known in choices.items() if ready(known))
     if (encoder := next(ways, None)) is None:
         raise UserError(
-            "encoders: no network for the distances is installed, and none could be downloaded",
+            "encoders: no encoder network for the distances is installed, and none could be downloaded",
             f"\n{inception.WEIGHTS.advice}",
         )
     if isinstance(encoder, InceptionSettings):

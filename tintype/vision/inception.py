@@ -233,7 +233,9 @@ def from_torchscript(tensors: Mapping[str, Tensor], where: str) -> Tensors:
     """
     theirs = [name.removesuffix(".beta") for name in tensors if name.endswith(".beta")]
     if len(theirs) != UNITS:
-        raise UserError(f"{where} has {len(theirs)} convolutions with a batch norm; the Inception of FID has {UNITS}")
+        raise UserError(
+            f"{where} has {len(theirs)} convolutions with a batch norm, but the Inception network of FID has {UNITS}"
+        )
     parts = {"weight": "weight", "beta": "beta", "mean": "mean", "variance": "var"}
     return {
         f"{our}.{part}": tensors[f"{their}.{their_part}"]
@@ -252,11 +254,11 @@ def from_state_dict(tensors: Mapping[str, Tensor], where: str) -> Tensors:
     for unit in _unit_names():
         for part, name in parts.items():
             if f"{unit}.{name}" not in tensors:
-                raise UserError(f"{where} is not pytorch-fid's Inception: it has no '{unit}.{name}'")
+                raise UserError(f"{where} is not the Inception network of pytorch-fid: '{unit}.{name}' is missing")
             found[f"{unit}.{part}"] = tensors[f"{unit}.{name}"]
         gain = tensors.get(f"{unit}.bn.weight")
         if gain is not None and not bool((gain == 1.0).all()):
-            raise UserError(f"{where} is not the Inception of FID but torchvision's: '{unit}.bn' has a gain")
+            raise UserError(f"{where} is torchvision's Inception network, not that of FID: '{unit}.bn' has a gain")
     return found
 
 
@@ -297,9 +299,11 @@ class InceptionSettings(EncoderPart):
     kind: Literal["inception"] = "inception"
     resize: Resize = Field("clean", description="clean: clean-fid's bicubic; tf: TensorFlow 1's bilinear")
     weights: PathText | None = Field(
-        None, description="A file with the weights: .pth of pytorch-fid, .pt of TorchScript"
+        None, description="File with the weights: .pth from pytorch-fid, or .pt from TorchScript"
     )
-    arithmetic: Arithmetic = Field("fp32", description="tf32: faster on a GPU, other last digits")
+    arithmetic: Arithmetic = Field(
+        "fp32", description="Arithmetic of the network; tf32 is faster on a GPU, with other last digits"
+    )
 
     @property
     def published(self) -> dict[str, str]:

@@ -94,7 +94,7 @@ class Trunk(nn.Module):
         height, width = image_BCHW.shape[-2:]
         if min(height, width) < SMALLEST_PX[self.net]:
             raise ValueError(
-                f"{self.net} takes images of at least {SMALLEST_PX[self.net]} x {SMALLEST_PX[self.net]} px, "
+                f"{self.net} needs images of at least {SMALLEST_PX[self.net]} x {SMALLEST_PX[self.net]} px, "
                 f"not {width} x {height} px"
             )
         x_BCHW = ((image_BCHW - self.shift) / self.scale).to(self.get_buffer("weight_0").dtype)
@@ -131,7 +131,7 @@ class Lpips(nn.Module):
     def forward(self, a_BCHW: Tensor, b_BCHW: Tensor) -> Tensor:
         for image_BCHW in (a_BCHW, b_BCHW):
             if not image_BCHW.is_floating_point():
-                raise TypeError(f"this form of LPIPS takes floats in [-1, 1], not {image_BCHW.dtype}; see `of_bytes`")
+                raise TypeError(f"images must be floats in [-1, 1], not {image_BCHW.dtype}; for bytes, use `of_bytes`")
         maps = zip(self.trunk(a_BCHW), self.trunk(b_BCHW), strict=True)
         return torch.stack([self._compare(index, a, b) for index, (a, b) in enumerate(maps)]).sum(dim=0)
 
@@ -191,7 +191,7 @@ def from_torch(net: Net, trunk: Mapping[str, Tensor], linear: Mapping[str, Tenso
     The linear layers are in weights/v0.1/vgg.pth or alex.pth.
     """
     found = {}
-    with as_user_error(KeyError, f"these files do not hold LPIPS for {net}"):
+    with as_user_error(KeyError, f"these files do not contain LPIPS weights for {net}"):
         for index, place in enumerate(_TORCH_CONVOLUTIONS[net]):
             found[f"trunk.weight_{index}"] = trunk[f"features.{place}.weight"]
             found[f"trunk.bias_{index}"] = trunk[f"features.{place}.bias"]
@@ -206,7 +206,7 @@ def lpips_from_files(net: Net, trunk: Path, linear: Path) -> Tensors:
 
 
 def _read_jax(net: Net, path: Path) -> Tensors:
-    with as_user_error(KeyError, f"{path} does not hold LPIPS for {net}"):
+    with as_user_error(KeyError, f"{path} does not contain LPIPS weights for {net}"):
         return from_jax(net, read_arrays(path.read_bytes(), str(path)))
 
 

@@ -28,9 +28,15 @@ from tintype.seams import Encoder
 from tintype.settings import Part
 
 HubArithmetic = Annotated[
-    Compute, Field(description="tf32 or bf16: several times as fast on a GPU, other last digits; bf16 has fewer")
+    Compute,
+    Field(
+        description="Arithmetic of the network; tf32 and bf16 are several times faster on a GPU, but "
+        "less precise than fp32"
+    ),
 ]
-HubCompile = Annotated[bool, Field(description="torch.compile of the network, a graph for each shape")]
+HubCompile = Annotated[
+    bool, Since(False), Field(description="Compile the network with torch.compile, with one graph for each image shape")
+]
 
 COMMITS = {
     "facebook/dinov2-base": "f9e44c814b77203eaa57a6bdbbd535f21ede1415",
@@ -53,7 +59,9 @@ class EncoderPart(Part):
 
     reads_text: ClassVar[bool] = False
 
-    name: str | None = Field(None, pattern=r"^[a-z0-9][a-z0-9-]*$", description="Part of the names of its metrics")
+    name: str | None = Field(
+        None, pattern=r"^[a-z0-9][a-z0-9-]*$", description="Name of this encoder in the names of its metrics"
+    )
 
     @property
     def title(self) -> str:
@@ -119,7 +127,10 @@ class TransformersEncoder(FrozenEncoder):
         patch_px = vision_config(model.config).patch_size
         size_px = how.sides[0]
         if size_px % patch_px:
-            raise UserError(f"{checkpoint.words} has patches of {patch_px} px; size_px ({size_px}) must be a multiple")
+            raise UserError(
+                f"{checkpoint.words} has patches of {patch_px} px; size_px ({size_px}) must be a "
+                f"multiple of the patch size"
+            )
         self._checkpoint = checkpoint
         weights = digest(model.parameters())
         network = FrozenNetwork(
@@ -208,6 +219,6 @@ def offering_packaged_teacher() -> Iterator[None]:
     except UserError as error:
         raise UserError(
             error.marked,
-            "\nThe teacher 'scenes' is packaged and needs no download: teacher=scenes. It has no attention, which "
-            "haste aligns.",
+            "\nThe teacher 'scenes' is packaged and needs no download: teacher=scenes. It has no attention, so "
+            "haste cannot use it.",
         ) from error

@@ -149,7 +149,7 @@ def _load(weights_path: Path, record_path: Path) -> SceneEncoder:
     stored = weights_path.read_bytes()
     expected = json.loads(record_path.read_text())["sha256"]
     if hashlib.sha256(stored).hexdigest() != expected:
-        raise RuntimeError(f"{weights_path} is not the file that {record_path.name} describes (SHA-256 {expected})")
+        raise RuntimeError(f"{weights_path} does not match its record {record_path.name} (expected SHA-256 {expected})")
     encoder = SceneEncoder()
     encoder.load_state_dict({name: value.to(torch.float32) for name, value in load(stored).items()})
     return encoder.eval().requires_grad_(False)

@@ -130,9 +130,9 @@ class TeacherCache:
         row_MLD = token_MLD.to(torch.float16)
         if not row_MLD.isfinite().all():
             raise UserError(
-                f"the teacher {self.teacher.words} gave tokens up to {float(token_MLD.abs().max()):g}, which fp16 "
-                "cannot represent, so they cannot be cached",
-                "set its cache to none",
+                f"the teacher {self.teacher.words} gave tokens with values up to "
+                f"{float(token_MLD.abs().max()):g}, which fp16 cannot represent, so its tokens cannot be cached",
+                "set cache=none for this loss",
             )
         return pad(row_MLD, (0, 0, 0, self.rows.shape[1] - row_MLD.shape[1]))
 

@@ -115,8 +115,8 @@ class HubTeacherPart(TeacherPart):
         side = sides.pop() if len(sides) == 1 else None
         if not isinstance(side, int):
             raise UserError(
-                f"{self._checkpoint.words} is a '{config.model_type}' and cannot be a teacher: its config has no "
-                f"single '{key}'",
+                f"{self._checkpoint.words} is a '{config.model_type}' and cannot be a teacher: its config has "
+                f"no single value for '{key}'",
                 _ADVICE,
             )
         return side
@@ -177,7 +177,8 @@ class TransformersTeacher(Teacher):
             raise UserError(f"{self.words} gives no attention maps ({reason})", _ADVICE) from error
         if found.shape[1] < layers:
             raise UserError(
-                f"{self.words} has {found.shape[1]} layers, but the attention of the last {layers} is needed"
+                f"{self.words} has {found.shape[1]} layers, but the attention maps of the last {layers} layers "
+                f"are needed"
             )
 
     @cached_property
@@ -210,8 +211,7 @@ class TransformersTeacher(Teacher):
     def _misfit(self, what: str) -> UserError:
         rows, columns = self.grid
         return UserError(
-            f"{self.words} cannot be the teacher for a grid of {rows} × {columns} tokens: {what}, where "
-            f"{rows * columns} tokens of the width {self.width} are needed, after a class token and registers if it "
-            "has them",
+            f"{self.words} cannot be the teacher for a grid of {rows} × {columns} tokens: {what}, but it must "
+            f"give {rows * columns} tokens of width {self.width}, after its class token and registers, if any",
             _ADVICE,
         )

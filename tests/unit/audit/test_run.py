@@ -602,4 +602,4 @@ def test_exit_codes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     for wrong in (["no-such-recipe"], [str(tmp_path)], [str(plan), "--set", "optimizer.lrr=1"]):
         assert run_command(monkeypatch, *wrong) == 2
     assert run_command(monkeypatch, str(tmp_path), "--technique", "ema") == 2
-    assert "has its plan; --set and --technique are for recipes" in capsys.readouterr().err
+    assert "is a folder with a fixed plan; --set and --technique are only for recipes" in capsys.readouterr().err

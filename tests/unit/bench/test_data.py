@@ -40,7 +40,7 @@ def test_an_import_is_measured_and_leaves_nothing_behind(tmp_path: Path) -> None
 
 
 def test_scenes_have_nothing_to_decode_and_other_measurements_are_not_mixed_in() -> None:
-    with pytest.raises(UserError, match="'scenes' is not a store; take one"):
+    with pytest.raises(UserError, match="data is of the kind 'scenes'; use a store"):
         measure_data(tiny_plan(), steps=2)
     result = CliRunner().invoke(app, ["bench", "--data", "--metrics"])
-    assert "--data and --metrics: each is measured by itself" in str(result.exception) + result.output
+    assert "--data and --metrics cannot be measured together" in str(result.exception) + result.output

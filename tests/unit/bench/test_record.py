@@ -84,7 +84,7 @@ def test_figures_of_another_device_or_other_work_are_refused(device: str, work: 
         (None, "cannot be read: No such file"),
         ("{", "cannot be read as JSON"),
         ("[]", "is not a JSON object"),
-        ('{"rows": []}', r"does not contain the figures of a bench \(environment: "),
+        ('{"rows": []}', r"does not contain the results of a benchmark \(environment: "),
         ('{"environment": {}, "work": {}, "figures": {"dense": 0}}', r"\(figures.dense: must be above 0"),
         ('{"environment": {}, "work": {}, "figures": {"dense": NaN}}', r"\(figures.dense: "),
     ],
@@ -158,7 +158,7 @@ def test_the_command_fails_where_a_recorded_figure_is_not_reached(
         (["--data"], "leave out --data"),
         (["--metrics"], "leave out --metrics"),
         (["--import", "x.parquet"], "leave out --import"),
-        (["--out", "no/such/folder.json"], "no/such is no folder"),
+        (["--out", "no/such/folder.json"], "no/such is not a folder"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_before_anything_is_measured(

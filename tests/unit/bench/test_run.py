@@ -203,7 +203,11 @@ def test_on_a_gpu_only_the_wait_for_data_that_is_not_hidden_counts() -> None:
 
 @pytest.mark.parametrize(
     ("tokens", "near"),
-    [(17, r"16 \(16 px\) and 25 \(20 px\)"), (9, r"nearest: 16 \(16 px\);"), (10**6, r"nearest: 65536 \(1024 px\);")],
+    [
+        (17, r"16 \(16 px\) and 25 \(20 px\)"),
+        (9, r"nearest possible values: 16 \(16 px\);"),
+        (10**6, r"nearest possible values: 65536 \(1024 px\);"),
+    ],
 )
 def test_a_number_of_tokens_that_cannot_be_had_names_those_near_it(tokens: int, near: str) -> None:
     with pytest.raises(UserError, match=near):
@@ -288,8 +292,8 @@ def test_the_table_shows_ratios_and_says_what_was_recompiled() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--tokens", "16,x"], "'x' is no whole number"),
-        (["--batch", "4,0"], "'0' is no whole number above 0; write it as --batch 32,256"),
+        (["--tokens", "16,x"], "'x' is not a whole number"),
+        (["--batch", "4,0"], "'0' is not a whole number above 0; write it as --batch 32,256"),
         (["--tokens", "16", "--metrics"], "--metrics"),
         (["--batch", "4", "--metrics"], "--metrics"),
     ],

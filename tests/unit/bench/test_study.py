@@ -134,7 +134,7 @@ def test_a_signal_stops_the_call_and_the_command(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--study", "--metrics"], "--metrics and --study: each is measured by itself"),
+        (["--study", "--metrics"], "--metrics and --study cannot be measured together"),
         (["--study", "--technique", "tread"], "leave out --technique, --tokens and --batch"),
         (["--study", "--steps", "3"], "use --set train.steps=N"),
         (["--jobs", "2"], "add --study"),

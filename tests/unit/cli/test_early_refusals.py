@@ -63,7 +63,7 @@ def test_an_out_below_a_file_is_refused_at_once(name: str, tmp_path: Path, shell
     code, printed = shell(*name.split(), *WRITING[name], "--out", out)
     assert (code, printed) == (
         2,
-        f"error: --out {out}: {tmp_path / 'file'} is a file, and holds no others; choose another --out\n",
+        f"error: --out {out}: {tmp_path / 'file'} is a file, not a folder; choose another --out\n",
     )
 
 
@@ -73,7 +73,7 @@ def test_an_out_that_may_not_be_written_is_refused_at_once(
     """`os.access` is replaced: the superuser may write everywhere."""
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
     code, printed = shell("train", plan, "--out", tmp_path / "a" / "b", "--json")
-    assert code == 2 and f"--out {tmp_path / 'a' / 'b'}: {tmp_path} may not be written" in printed
+    assert code == 2 and f"--out {tmp_path / 'a' / 'b'}: this user has no permission to write to {tmp_path}" in printed
     assert "training" not in printed and not (tmp_path / "a").exists()
     document = json.loads(printed[printed.index("{") : printed.rindex("}") + 1])
     assert document["error"]["code"] == 2

@@ -110,7 +110,7 @@ def test_the_file_of_a_failed_run_has_none(tmp_path: Path, monkeypatch: pytest.M
         message = run_task(task, Protocol(count=8, also=(), reference_count=8), Interrupt(), lambda message: None)
     note_failure(task, message)
     text = (task.folder / FAILURES["failed"]).read_text()
-    assert "wait for it, or choose another --out" in text and not marks_in(text)
+    assert "wait until it ends, or choose another --out" in text and not marks_in(text)
 
 
 def test_pages_have_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

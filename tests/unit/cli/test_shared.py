@@ -60,12 +60,12 @@ def test_a_run_is_chosen_by_arm_and_seed(study: tuple[Path, Study]) -> None:
     assert choose_run(out, "ema", None).plan.seed == 3, "the first one"
     with pytest.raises(UserError, match=r'--arm baseline  \(seeds 3, 4\)\n  --arm ema .*\n  --arm "short \[s\]"  '):
         choose_run(out, None, None)
-    with pytest.raises(UserError, match=r"--arm emma: .* has no such arm; did you mean 'ema'"):
+    with pytest.raises(UserError, match=r"--arm emma: .* has no arm with this name; did you mean 'ema'"):
         choose_run(out, "emma", None)
-    with pytest.raises(UserError, match=r"has no such arm; it has these:\n  --arm baseline ") as unknown:
+    with pytest.raises(UserError, match=r"has no arm with this name; it has these:\n  --arm baseline ") as unknown:
         choose_run(out, "qqq", None)
     assert str(unknown.value).count("ema") == 1, "the arms are listed once"
-    with pytest.raises(UserError, match=r"--arm-seed 5: arm 'ema' of .* has the seeds 3, 4"):
+    with pytest.raises(UserError, match=r"--arm-seed 5: arm 'ema' of .* has only the seeds 3, 4"):
         choose_run(out, "ema", 5)
     with pytest.raises(UserError, match=r"arm 'short \[s\]', seed 4 is not trained yet"):
         choose_run(out, "short [s]", 4).trained_folder()
@@ -91,7 +91,7 @@ def test_every_command_that_takes_a_run_can_choose_it() -> None:
 def test_commands_find_the_run(study: tuple[Path, Study], tmp_path: Path) -> None:
     out, loaded = study
     plan = loaded.arms[1].plans[1]
-    run, chosen = str(out / "runs" / plan.hash), ["--arm", "ema", "--arm-seed", "4"]
+    run, chosen = (str(out / "runs" / plan.hash), ["--arm", "ema", "--arm-seed", "4"])
     assert run in ask("sample", out, "a", *chosen, "--seed", "7", "--steps", "1", "--out", tmp_path)
     with Image.open(tmp_path / "0000.png") as image:
         about = json.loads(image.info["tintype"])
@@ -114,7 +114,7 @@ def test_commands_find_the_run(study: tuple[Path, Study], tmp_path: Path) -> Non
 def test_plans_of_arms_are_compared(study: tuple[Path, Study]) -> None:
     out, _ = study
     assert ask("plan", "diff", out, "--arm", "ema") == "ema: off -> on\n"
-    with pytest.raises(UserError, match=r"choose the one to compare with the baseline:\n  --arm ema  \(seeds 3, 4\)\n"):
+    with pytest.raises(UserError, match=r"choose the arm to compare with the baseline:\n  --arm ema  \(seeds 3, 4\)\n"):
         ask("plan", "diff", out)
     assert ask("plan", "diff", out, "--arm", "ema", "--all").startswith("ema: off -> on\nema.decay: None -> 0.999\n")
     assert ask("plan", "diff", out, out, "--arm", "ema").startswith("no difference")
@@ -124,14 +124,14 @@ def test_plans_of_arms_are_compared(study: tuple[Path, Study]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["sample", "nowhere", "a", "--arm", "x"], "nowhere is none: it has no study.yaml"),
-        (["audit", "pocket", "--arm-seed", "1"], "pocket is no folder"),
-        (["plan", "show", "pocket", "--arm", "x"], "pocket is none"),
-        (["plan", "diff", "pocket", "mini", "--arm", "x"], "pocket is none"),
+        (["sample", "nowhere", "a", "--arm", "x"], "nowhere is not a study: study.yaml is missing"),
+        (["audit", "pocket", "--arm-seed", "1"], "pocket is not a folder"),
+        (["plan", "show", "pocket", "--arm", "x"], "pocket is not a study"),
+        (["plan", "diff", "pocket", "mini", "--arm", "x"], "pocket is not a study"),
         (["plan", "diff", "pocket"], "give a second plan, or the folder of a study with --arm"),
-        (["evaluate", "--images", "a", "--reference", "b", "--arm", "x"], "no run is given"),
-        (["sample", "STUDY", "a"], "choose a run with --arm and --arm-seed:"),
-        (["plan", "show", "STUDY", "--arm", "ema", "--set", "seed=1"], "are for recipes and plan files"),
+        (["evaluate", "--images", "a", "--reference", "b", "--arm", "x"], "no folder of a study is given"),
+        (["sample", "STUDY", "a"], "choose one of its runs with --arm and --arm-seed:"),
+        (["plan", "show", "STUDY", "--arm", "ema", "--set", "seed=1"], "are only for recipes and plan files"),
     ],
 )
 def test_what_cannot_be_chosen_is_said(arguments: list[str], message: str, study: tuple[Path, Study]) -> None:

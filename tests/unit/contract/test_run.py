@@ -74,22 +74,22 @@ BROKEN: dict[str, tuple[list[tuple[str, str]], Check, str]] = {
             )
         ],
         contract.check_off,
-        "losses change after a run of it",
+        "losses change after a run with the technique",
     ),
     "it hides a parameter": (
         [*MODULE, SCALE, USED],
         contract.check_parameters,
-        "it adds the parameters losses_my-idea.scale but does not name them",
+        "the technique adds the parameters losses_my-idea.scale but does not name them",
     ),
     "it declares a parameter that it lacks": (
         [DECLARED],
         contract.check_parameters,
-        "no such parameters are added",
+        "the technique adds no such parameters",
     ),
     "its parameter gets no gradient": (
         [*MODULE, SCALE, DECLARED],
         contract.check_parameters,
-        "losses_my-idea.scale got no gradient",
+        "losses_my-idea.scale have no gradient",
     ),
     "it remembers what no checkpoint has": (
         [
@@ -97,7 +97,7 @@ BROKEN: dict[str, tuple[list[tuple[str, str]], Check, str]] = {
             (DIFFERENCES, f"self.calls += 1\n        {DIFFERENCES} * self.calls"),
         ],
         contract.check_resume,
-        "must be a buffer or a parameter",
+        "in its buffers or parameters",
     ),
     "it draws from the global generator": (
         [("return down_B + across_B", "return down_B * torch.rand(()) + across_B"), MODULE[2]],
@@ -112,7 +112,7 @@ BROKEN: dict[str, tuple[list[tuple[str, str]], Check, str]] = {
     "it is not finite beside another technique": (
         [("return down_B + across_B", "return down_B + across_B * (1.0 if inputs.weight_B is None else float('nan'))")],
         contract.check_pair,
-        "a step with 'min-snr' is not finite",
+        "a training step together with 'min-snr' has a loss or gradient that is not finite",
     ),
     "it refuses another technique without its name": (
         [
@@ -125,12 +125,12 @@ BROKEN: dict[str, tuple[list[tuple[str, str]], Check, str]] = {
             ("from pydantic import Field", "from pydantic import Field\nfrom tintype.errors import UserError"),
         ],
         contract.check_pair,
-        "with 'ema' the refusal does not name both: no averages, please",
+        "the error for the combination with 'ema' must name both techniques, but says: no averages, please",
     ),
     "it needs nothing and says that it does": (
         [(APPLY, f"{APPLY}\n        needs={{'train.batch': '4'}},")],
         contract.check_needs,
-        "a plan without them accepts it",
+        "can also be applied to a plan without these settings",
     ),
 }
 
@@ -214,7 +214,7 @@ def test_options_and_settings_of_the_tiny_plan_are_taken(tmp_path: Path, monkeyp
     file = technique_file(tmp_path, [])
     checked = check_file(file, ["my-idea:power=3"], ["train.batch=2"], others=())
     assert checked.passed
-    with pytest.raises(UserError, match=r"--technique other: .* has no such technique; it has my-idea"):
+    with pytest.raises(UserError, match=r"--technique other: .* defines no technique with this name; it has my-idea"):
         check_file(file, ["other"])
 
 
@@ -250,10 +250,10 @@ RANDOM = ("return x", "import torch\n    return x + torch.randn(x.shape)")
     ("change", "words"),
     [
         (("return x", "return x + draws.normal('mine', tuple(x.shape[1:]))"), "3 images, 4 steps"),
-        (("return x", "return x / 0"), "its images are not finite"),
-        (("        on_step()\n", ""), "it calls `on_step` 0 times for 4 steps"),
-        (RANDOM, "differs between two batches of one seed: draw random numbers from `draws`"),
-        (("return x", "return x - x.mean()"), "differs between two batches of one seed: .* do not mix samples"),
+        (("return x", "return x / 0"), "the sampled images are not finite"),
+        (("        on_step()\n", ""), "the sampler calls `on_step` 0 times in 4 steps"),
+        (RANDOM, "differs between two batches: draw random numbers from `draws`"),
+        (("return x", "return x - x.mean()"), "differs between two batches: .* compute each sample independently"),
         (("return x", "return x + nothing"), r"NameError: .*\(my_ideas.py, line 7\)"),
     ],
     ids=["draws", "infinite", "no progress", "random", "mixed", "error"],
@@ -281,7 +281,7 @@ class Noisy(GuidancePart):
 GUIDANCES = (Noisy,)
 """
     (result,) = check_file(write_plugin(tmp_path, text)).results
-    assert result.technique == "noisy" and not result.passed and "two batches of one seed" in result.details
+    assert result.technique == "noisy" and not result.passed and "differs between two batches" in result.details
 
 
 NEW_SEAMS = ["pseudo-huber", "preconditioned", "middle", "kumaraswamy", "every-second"]
@@ -296,9 +296,9 @@ def test_a_part_of_each_seam_keeps_the_contract(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "out", "error"),
     [
-        ("My_Idea", None, "give lower-case words joined by -"),
-        ("repa", None, "this name is taken"),
-        ("my-idea", "ideas.txt", "give a Python file whose name is a word"),
+        ("My_Idea", None, "write lower-case words joined by -"),
+        ("repa", None, "a technique with this name exists already"),
+        ("my-idea", "ideas.txt", "name the file with letters"),
         ("my-idea", "there.py", r"there\.py exists"),
     ],
 )

@@ -350,7 +350,7 @@ def test_the_command_calls_estimates_by_their_name() -> None:
 @pytest.mark.parametrize(("recipe", "short"), [("pocket", True), ("mini", False)])
 def test_a_step_that_would_wait_for_the_host_is_noted(recipe: str, short: bool) -> None:
     shown = CliRunner().invoke(app, ["plan", "cost", recipe, "--gpu", "h200"]).output
-    assert ("steps this short wait for the host" in " ".join(shown.split())) == short
+    assert ("steps this short wait for the CPU" in " ".join(shown.split())) == short
 
 
 @pytest.mark.slow

@@ -146,7 +146,7 @@ def test_a_length_that_cannot_be_represented_is_shown_and_not_scored(run: Path) 
 
 def test_a_bad_length_is_found_before_the_first_is_scored(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ema_curve, "evaluate", None)
-    with pytest.raises(UserError, match="a length of -1"):
+    with pytest.raises(UserError, match="the length of an average is -1"):
         scored(run, 0.05, -1.0)
 
 

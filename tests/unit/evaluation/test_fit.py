@@ -158,10 +158,10 @@ def test_a_study_on_a_store_asks_what_it_can_measure(
 
 def test_a_study_that_cannot_work_is_refused_before_training_with_every_reason(titled: Path, tmp_path: Path) -> None:
     more = "primary: [scene_accuracy]\nevaluation: {count: 256}"
-    with pytest.raises(UserError, match="the study does not work") as refused:
+    with pytest.raises(UserError, match="the study is not possible") as refused:
         resolve("one", study_on(titled, tmp_path, more))
     listed = str(refused.value)
-    for reason in ("'scene_accuracy' exists for the embedded scenes", "count=256", "no caption column 'short'"):
+    for reason in ("'scene_accuracy' exists only for the embedded scenes", "count=256", "no caption column 'short'"):
         assert reason in listed
     assert '--set "primary=[validation_loss]" --set evaluation.count=' in listed
     with pytest.raises(UserError, match=r"arm 'short-captions': .* no caption column 'short'; it has title"):

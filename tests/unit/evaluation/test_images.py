@@ -119,7 +119,7 @@ def test_pairs_of_different_numbers_or_sizes_are_refused(sets: Path, tmp_path: P
     with pytest.raises(UserError, match="pair 0: 40 × 32 against 32 × 32 pixels"):
         evaluate_images(few, same, protocol, CPU)
     (few / "000.png").rename(few / "0.png")
-    with pytest.raises(UserError, match=r"pair 0 is .*0\.png and .*000\.png: .* different names"):
+    with pytest.raises(UserError, match=r"pair 0 is .*0\.png and .*000\.png: .* two names differ"):
         evaluate_images(few, same, protocol, CPU)
 
 
@@ -142,15 +142,15 @@ def test_exact_pairs_are_counted_and_left_out_of_the_psnr(sets: Path, tmp_path: 
     protocol = ImageProtocol(encoders=(SceneEncoderSettings(),), metrics=("fd",), paired=True, limit=8)
     result = evaluate_images(mixed, sets / "a", protocol, CPU)
     assert 10 < result.metrics["psnr"] < 40
-    assert any("2 of 8 pairs are exact" in text for text in result.warnings)
+    assert any("2 of 8 pairs are identical" in text for text in result.warnings)
 
 
 @pytest.mark.parametrize(
     ("settings", "reference", "saved", "message"),
     [
         ({"encoders": ["scenes", "inception"]}, "b", "x.safetensors", "one encoder at a time"),
-        ({"paired": True}, "x.safetensors", None, "a reference file contains only features"),
-        ({"limit": 8}, "x.safetensors", None, "a reference file is always used whole"),
+        ({"paired": True}, "x.safetensors", None, "a reference file contains only their features"),
+        ({"limit": 8}, "x.safetensors", None, "a reference file can only be used whole"),
         ({}, "b", "x.bin", "with the ending .safetensors"),
         ({}, "b", "nowhere/x.safetensors", "the folder .*nowhere does not exist"),
     ],
@@ -312,7 +312,7 @@ def test_the_reference_is_encoded_after_the_images_once_and_its_time_is_noted(
     parts, encoded = score(), [f"encoding {sets / 'a'} with scenes", f"encoding the reference {sets / 'b'} with scenes"]
     assert [words for words in parts if words.startswith("encoding")] == encoded
     assert f"{sets / 'b'}: the features of its 40 images by scenes are not cached yet" in caplog.text
-    assert re.search(r"takes about [\d.]+ \w+ once, and later calls read them from", caplog.text)
+    assert re.search(r"takes about [\d.]+ \w+ once; later calls read the features from", caplog.text)
     parts = score()
     assert [words for words in parts if words.startswith("encoding")] == encoded[:1] and caplog.text == ""
     assert f"reading the cached features of {sets / 'b'}" in parts

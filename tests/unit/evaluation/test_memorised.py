@@ -212,7 +212,7 @@ def test_a_source_that_training_never_reads_is_named(tmp_path: Path) -> None:
     mixed = "mixture:own=real,share=0,add.other.data.seed=1"
     plan = tiny_plan(techniques=[mixed])
     asked = ask_for_copies(tmp_path, 1, plan, ScoredData(plan.data), protocol_of())
-    assert asked is not None and "never reads the source 'real'" in asked.questions.note
+    assert asked is not None and "reads the source 'real', but training never does" in asked.questions.note
 
 
 def test_captions_of_no_training_image_are_found_before_training(tmp_path: Path) -> None:

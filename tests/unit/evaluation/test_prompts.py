@@ -40,11 +40,11 @@ def test_ways_to_write_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", '{"prompt": "x"}\n{"tag": "y"}\n', "a.jsonl, line 2: no prompt"),
+        ("a.jsonl", '{"prompt": "x"}\n{"tag": "y"}\n', "a.jsonl, line 2: the line has no prompt"),
         ("b.jsonl", "{oh\n", "b.jsonl, line 1: not JSON"),
-        ("c.tsv", "Text\tCategory\nhello\tAbstract\n", "c.tsv, line 2: no prompt; name a column"),
+        ("c.tsv", "Text\tCategory\nhello\tAbstract\n", "c.tsv, line 2: the row has no prompt; .* must name a column"),
         ("f.csv", "Prompt\n" + "x" * 200_000 + "\n", "f.csv, line [12]: field larger than field limit"),
-        ("d.txt", "\n", "contains no prompt"),
+        ("d.txt", "\n", "contains no prompts"),
         ("e.txt", b"\xff\xfe\x00", "not UTF-8"),
     ],
 )

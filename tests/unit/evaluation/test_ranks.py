@@ -174,7 +174,7 @@ def _one_step_later(load: Any, *args: Any, **more: Any) -> tuple[Any, int]:
 
 
 def test_ranks_that_load_another_step_are_refused(trained: Path, tmp_path: Path) -> None:
-    message = f"{trained} was saved at step 7 while it was loaded; run the same command again"
+    message = f"{trained} was saved again, at step 7, while this process was loading it; run the same command again"
     assert run_ranks(2, _load_as_it_is_trained_on, trained, tmp_path / "out") == [[message] * 2] * 2
 
 

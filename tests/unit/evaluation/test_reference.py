@@ -81,7 +81,7 @@ def test_a_damaged_reference_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is damaged"):
         read_reference(file)
     file.write_bytes(b"nothing")
-    with pytest.raises(UserError, match="not a reference written by tintype"):
+    with pytest.raises(UserError, match="is not a reference file that tintype wrote"):
         read_reference(file)
 
 

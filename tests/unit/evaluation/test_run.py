@@ -233,7 +233,7 @@ def test_a_result_of_another_tokenizer_is_not_read_again(scored: Scored, tmp_pat
 
 def test_a_number_that_is_not_finite_is_an_error(scored: Scored, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tintype.metrics.scene_accuracy.mean_with_error", lambda values: Measured(math.nan))
-    with pytest.raises(UserError, match=r"the model has diverged; not finite: scene_accuracy"):
+    with pytest.raises(UserError, match=r"the model has diverged; these scores are not finite: scene_accuracy"):
         evaluate(scored.run, protocol_of(BASE + "seed: 77\n"))
 
 

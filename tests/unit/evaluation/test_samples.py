@@ -89,7 +89,7 @@ def test_a_smaller_count_removes_nothing(parts: Session, tmp_path: Path) -> None
 def test_images_that_went_missing_are_not_scored_as_if_they_were_there(parts: Session, tmp_path: Path) -> None:
     made(tmp_path, parts)
     sorted(samples(tmp_path).folder.glob("*.safetensors"))[1].unlink()
-    with pytest.raises(UserError, match="lacks images that were there before"):
+    with pytest.raises(UserError, match="lacks images that existed before"):
         images_of(samples(tmp_path))
 
 

@@ -133,7 +133,7 @@ def test_captions_that_the_store_has_not_are_named_with_those_that_it_has(traine
     ):
         check_ready(trained.protocol(), plan_of(tmp_path / "s"))
     check_ready(trained.protocol("also: []"), plan_of(tmp_path / "s"))
-    with pytest.raises(UserError, match="no caption column 'short'; it has long, title"):
+    with pytest.raises(UserError, match="no caption column 'short'; its caption columns are long, title"):
         train(plan_of(tmp_path / "s", "captions.column=short"), tmp_path / "run", Interrupt())
 
 

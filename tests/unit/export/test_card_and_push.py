@@ -81,7 +81,7 @@ def test_what_is_pushed_is_the_export_with_its_card(hub: FakeHub, run: Path, tmp
     [
         (TOKEN, ["--push", REPO], "pass --yes"),
         ("hf_wrong", ["--push", REPO, "--yes"], "does not accept the token"),
-        ("", ["--push", REPO, "--yes"], "no token of the hub"),
+        ("", ["--push", REPO, "--yes"], "no access token for the hub"),
     ],
 )
 def test_what_could_not_be_sent_is_not_even_written(

@@ -50,8 +50,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("words", "message"),
     [
         (["--to", "safetensors", "--check"], "--check compares"),
-        (["--to", "safetensors", "--license", "mit"], "--license is for a folder with a card"),
-        (["--to", "safetensors", "--push", "a/b", "--yes"], "--push is for a folder with a card"),
+        (["--to", "safetensors", "--license", "mit"], "--license applies only to a folder with a model card"),
+        (["--to", "safetensors", "--push", "a/b", "--yes"], "--push applies only to a folder with a model card"),
         (["--to", "diffusers", "--private"], "--private is for --push"),
         (["--to", "diffusers", "--push", "nowhere", "--yes"], "OWNER/NAME"),
         (["--to", "diffusers", "--license", "My Own"], '--license "My Own"'),
@@ -65,7 +65,7 @@ def test_wrong_options_are_named(trained: Path, tmp_path: Path, words: list[str]
 
 
 def test_a_single_file_is_named_so(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"name a single file NAME\.safetensors"):
+    with pytest.raises(UserError, match=r"the name of one file that ends in \.safetensors"):
         export_file(tmp_path / "run", tmp_path / "out")
 
 

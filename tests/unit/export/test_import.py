@@ -110,7 +110,7 @@ def test_a_pipeline_that_tintype_did_not_write_tells_its_plan(run: Path, own: Pa
 def test_the_transformer_alone_needs_its_other_parts_named(run: Path, pipeline: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has no text encoder"):
         import_model(pipeline / "transformer", tmp_path / "run", [CPU])
-    with pytest.raises(UserError, match="works on 4 channels"):
+    with pytest.raises(UserError, match="needs latents with 4 channels"):
         import_model(pipeline / "transformer", tmp_path / "run", [*text_settings("t5"), CPU])
     parts = [*text_settings("t5"), tokenizer_settings("flux1")[0], CPU]
     import_model(pipeline / "transformer", tmp_path / "run", parts)
@@ -183,7 +183,7 @@ def test_shards_are_read(run: Path, own: Path, tmp_path: Path) -> None:
     [
         (lambda tensors: tensors.pop("blocks.1.up_proj.weight"), "1 missing: blocks.1.up_proj.weight"),
         (lambda tensors: tensors.pop("txt_in.weight"), "1 missing: txt_in.weight"),
-        (lambda tensors: tensors.update({"txt_in.weight": torch.zeros(32, 12)}), "reads text of width 12"),
+        (lambda tensors: tensors.update({"txt_in.weight": torch.zeros(32, 12)}), "needs text embeddings of width 12"),
         (lambda tensors: tensors.update({"fusion.weight": torch.zeros(2)}), "1 too many: fusion.weight"),
         (lambda tensors: tensors.update({"txt_in.bias": torch.zeros(3)}), r"txt_in.bias is fp32 \[3\] and not \[32\]"),
         (lambda tensors: tensors["txt_in.bias"].fill_(float("nan")), "txt_in.bias is not finite"),
@@ -202,11 +202,16 @@ def test_wrong_tensors_are_named_and_nothing_is_written(
 @pytest.mark.parametrize(
     ("file", "key", "value", "words"),
     [
-        ("transformer/config.json", "_class_name", "FluxTransformer2DModel", "is a 'FluxTransformer2DModel'"),
-        ("transformer/config.json", "guidance_embeds", True, "says guidance_embeds"),
+        (
+            "transformer/config.json",
+            "_class_name",
+            "FluxTransformer2DModel",
+            "is a model of the class 'FluxTransformer2DModel'",
+        ),
+        ("transformer/config.json", "guidance_embeds", True, "has the setting guidance_embeds"),
         ("transformer/config.json", "depth", "many", "'many' for 'depth'"),
         ("transformer/config.json", "axes_dim", [4, 12], r"axes_dim is \[4, 12\]"),
-        ("model_index.json", "_class_name", "FluxPipeline", "of a 'FluxPipeline'"),
+        ("model_index.json", "_class_name", "FluxPipeline", "a pipeline 'FluxPipeline'"),
         ("vae/config.json", "_class_name", "AutoencoderKLFlux2", "AutoencoderKLFlux2"),
         ("tintype.json", "format", 2, "another version"),
     ],

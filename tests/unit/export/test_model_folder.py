@@ -162,7 +162,7 @@ def test_it_is_not_trained_on_but_others_start_from_it(run: Path, model: Path, t
     with pytest.raises(UserError, match="cannot be resumed"):
         audit_run(model, 1)
     plan = tiny_plan("train.steps=2")
-    with pytest.raises(UserError, match="has the average weights; take weights=average"):
+    with pytest.raises(UserError, match=r"only the average weights; use start.weights=average"):
         train(apply_techniques(plan, [f"sft:from={model}"]), tmp_path / "raw", Interrupt())
     train(apply_techniques(plan, [f"sft:from={model},weights=average"]), tmp_path / "tuned", Interrupt())
     with pytest.raises(UserError, match="has its average weights only"):

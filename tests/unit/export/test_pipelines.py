@@ -204,7 +204,7 @@ def test_the_average_of_a_length_is_exported_as_it_is_scored(tmp_path: Path) -> 
     assert not any("scores" in warning for warning in again.warnings)
     single = export_file(run, tmp_path / "one.safetensors", ExportOptions(ema_length=length)).path
     assert torch.equal(load_file(single)["txt_in.weight"], wanted["txt_in.weight"])
-    with pytest.raises(UserError, match="--ema-length is of an average, but --weights raw is not"):
+    with pytest.raises(UserError, match="--ema-length chooses a weight average, but --weights raw"):
         export_pipeline(run, tmp_path / "neither", ExportOptions("raw", ema_length=length))
 
 

@@ -231,7 +231,7 @@ def test_a_folder_without_a_card_a_run_and_a_link_are_refused_and_hidden_files_s
     (folder / "metrics.jsonl").unlink()
 
     (folder / "README.md").unlink()
-    with pytest.raises(UserError, match="has no card"):
+    with pytest.raises(UserError, match="has no model card"):
         collect(folder)
     with pytest.raises(UserError, match="there is no folder"):
         collect(folder / "nowhere")

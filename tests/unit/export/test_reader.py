@@ -59,7 +59,7 @@ def test_a_null_caption_that_no_text_gives_is_refused(monkeypatch: pytest.Monkey
     monkeypatch.setattr(found, "_nothing", 8)  # 'and': there is text for it, but another token than <eos>
     assert components.null_prompt(found.transformers_form()) == "and"
     monkeypatch.setattr(type(found.tokenizer), "convert_ids_to_tokens", lambda self, token: "two words")
-    with pytest.raises(UserError, match="cannot guide"):
+    with pytest.raises(UserError, match="cannot reproduce"):
         components.null_prompt(found.transformers_form())
 
 

@@ -97,7 +97,7 @@ def test_another_text_encoder_than_the_runs(tmp_path: Path) -> None:
 
 def test_an_average_that_a_run_does_not_keep(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", pixel_plan("t5"))
-    with pytest.raises(UserError, match="keeps no average"):
+    with pytest.raises(UserError, match="has no average"):
         export_pipeline(run, tmp_path / "out", ExportOptions("average"))
 
 

@@ -246,10 +246,10 @@ def test_alignment_sees_the_kept_tokens_and_then_all() -> None:
 @pytest.mark.parametrize(
     ("options", "assignments", "message"),
     [
-        ("sprint:share=0.7", (), "a share in sixteenths, not 0.7; or take sampling=random"),
+        ("sprint:share=0.7", (), "a share that is a multiple of 1/16, not 0.7; or set sampling=random"),
         ("sprint:last=4", (), "sprint: tokens skip blocks 2 to 4, but model.depth is 3"),
         ("sprint", ("data.size_px=20",), "5 × 5 tokens cannot be divided into squares of 2 × 2.*sampling=random"),
-        ("sprint:share=0.03,sampling=random", (), "a share of 0.03 is less than one of 16 tokens"),
+        ("sprint:share=0.03,sampling=random", (), "a share of 0.03 of 16 tokens is less than one"),
         ("sprint:path_drop=1.0", (), "path_drop"),
     ],
 )

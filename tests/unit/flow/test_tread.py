@@ -60,7 +60,9 @@ def test_a_dense_end_has_one_step_at_least() -> None:
 @pytest.mark.parametrize("name", ["tread", "sprint"])
 @pytest.mark.parametrize(("dense", "steps"), [("0.92", 6), ("0.999", 100), ("0.5", 1)])
 def test_a_run_that_is_dense_from_its_first_step_is_refused(name: str, dense: str, steps: int) -> None:
-    with pytest.raises(UserError, match=rf"dense: with {dense} of {steps} steps \(train\.steps\) .* no step in which"):
+    with pytest.raises(
+        UserError, match=rf"dense: tokens never skip, since the last {dense} of the {steps} steps \(train\.steps\) .*"
+    ):
         tiny_plan(f"train.steps={steps}", techniques=[f"{name}:dense={dense}"])
     late = (
         f"route={{kind: {name}, share: 0.75, first: 2, last: 2, schedule: {{kind: until, start: {steps}, end: 200}}}}"
@@ -104,9 +106,9 @@ def test_blocks_are_numbers_from_one_or_shares_of_the_depth(depth: int, options:
         ("tread:last=4", "skip blocks 2 to 4, but model.depth is 3"),
         ("tread:first=3,last=2", r"the last block to skip \(2\) comes before the first \(3\)"),
         ("tread:share=1.0", "share"),
-        ("tread:share=0.05", "a share of 0.05 is less than one of 16 tokens"),
-        ("tread:first=2.5", r"first: a block is a whole number from 1 on, or a share of the depth"),
-        ("tread:first=0", r"first: a block is a whole number from 1 on, or a share of the depth"),
+        ("tread:share=0.05", "a share of 0.05 of 16 tokens is less than one"),
+        ("tread:first=2.5", r"first: a block must be a whole number of at least 1, or a share of the depth"),
+        ("tread:first=0", r"first: a block must be a whole number of at least 1, or a share of the depth"),
     ],
 )
 def test_a_range_that_cannot_be_is_refused(options: str, message: str) -> None:

@@ -104,10 +104,13 @@ def test_a_sketch_is_shown_without_verdicts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ([], "no arm is called 'baseline'; name it by --baseline. The arms are: adamw, muon, <wide>"),
-        (["--baseline", "adam"], "no arm is called 'adam', for --baseline; did you mean 'adamw'?"),
-        (["--baseline", "adamw", "--margin", "x"], "--margin x is not the size of a change; write it as 5%"),
-        (["--baseline", "adamw", "--arm-column", "x"], "has no column 'x'; name it by --arm-column"),
+        ([], "no arm is called 'baseline'; name the baseline with --baseline. The arms are: adamw, muon, <wide>"),
+        (["--baseline", "adam"], "no arm has the name 'adam', which --baseline gives; did you mean 'adamw'?"),
+        (
+            ["--baseline", "adamw", "--margin", "x"],
+            "--margin x is not a valid size of a difference; write a percentage of",
+        ),
+        (["--baseline", "adamw", "--arm-column", "x"], "has no column 'x'; name the column with --arm-column"),
     ],
 )
 def test_mistakes_name_the_option(options: list[str], words: str, table: Path) -> None:
@@ -116,7 +119,7 @@ def test_mistakes_name_the_option(options: list[str], words: str, table: Path) -
 
 
 def test_the_library_names_its_arguments(table: Path) -> None:
-    with pytest.raises(UserError, match="name it by `baseline`"):
+    with pytest.raises(UserError, match="name the baseline with `baseline`"):
         tintype.judge(table)
 
 

@@ -64,20 +64,20 @@ def test_a_diverged_run_and_a_missing_value_are_told_apart(tmp_path: Path) -> No
     [
         ("", "has no rows; write one row for each run, with columns arm, seed"),
         ("arm,seed,fid\n", "has no rows"),
-        ("name,seed,fid\na,0,1\n", "has no column 'arm'; name it by --arm-column. Its columns are: name, seed, fid"),
-        ("arm,run,fid\na,0,1\n", "has no column 'seed'; name it by --seed-column. Its columns are: arm, run, fid"),
-        ("arm,seed\na,0\n", "has no column of numbers beside arm and seed. Its columns are: arm, seed"),
-        ("arm,seed,note\na,0,x\n", "has no column of numbers"),
+        ("name,seed,fid\na,0,1\n", "has no column 'arm'; name the column with --arm-column"),
+        ("arm,run,fid\na,0,1\n", "has no column 'seed'; name the column with --seed-column"),
+        ("arm,seed\na,0\n", "has no numeric column except arm and seed. Its columns are: arm, seed"),
+        ("arm,seed,note\na,0,x\n", "has no numeric column"),
         ("arm,seed,fid\na,,1\n", "runs.csv, line 2: column 'seed' is empty"),
         ("arm,seed,fid\n,0,1\n", "runs.csv, line 2: column 'arm' is empty"),
-        (GOOD + "muon,1,12\n", "runs.csv, line 6: arm 'muon' has seed 1 in line 5 already; keep one row per run"),
+        (GOOD + "muon,1,12\n", "runs.csv, line 6: arm 'muon' already has seed 1 in line 5; keep one row for each run"),
         (GOOD + "muon,2,n/a\n", "runs.csv, line 6: column 'fid': 'n/a' is not a number"),
-        (GOOD + 'muon,2,"12,5"\n', "'12,5' is not a number; write a number with a point"),
-        (GOOD + "muon,2,12,5\n", "runs.csv, line 6: 4 cells for 3 columns"),
+        (GOOD + 'muon,2,"12,5"\n', "'12,5' is not a number; write numbers with a decimal point"),
+        (GOOD + "muon,2,12,5\n", "runs.csv, line 6: the row has 4 cells, but the table has 3 columns"),
         ("arm,seed,fid,fid\na,0,1,2\n", "two columns are named 'fid'"),
         ("arm,seed,fid\na,0,nan\n", "'fid' has no finite value"),
         (b"arm,seed,fid\n\xff,0,1\n", "is not text in UTF-8"),
-        ("arm,seed,zeta\na,0,1\n", "is lower or higher better in zeta? The name does not say"),
+        ("arm,seed,zeta\na,0,1\n", "it is unknown whether lower or higher values of zeta are better")
     ],
 )  # fmt: skip
 def test_a_mistake_names_its_place_and_its_fix(text: str | bytes, words: str, tmp_path: Path) -> None:

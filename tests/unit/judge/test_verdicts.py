@@ -131,11 +131,11 @@ def test_equal_runs_have_no_spread() -> None:
 @pytest.mark.parametrize(
     ("values", "options", "words"),
     [
-        ({}, {}, "no values; give them by arm"),
+        ({}, {}, "no values are given; give the values of each arm"),
         ({"baseline": [1.0, 2.0]}, {"direction": "lower"}, "is the only arm"),
-        ({"base": [1.0], "muon": [2.0]}, {"direction": "lower"}, "no arm is called 'baseline'"),
+        ({"base": [1.0], "muon": [2.0]}, {"direction": "lower"}, "no arm has the name 'baseline'"),
         ({"adamw": [1.0], "muon": [2.0]}, {"baseline": "adam", "direction": "lower"}, "did you mean 'adamw'?"),
-        ({"baseline": [1.0], "muon": [2.0]}, {}, "is lower or higher better in 'value'?"),
+        ({"baseline": [1.0], "muon": [2.0]}, {}, "whether lower or higher values of 'value' are better"),
         ({"baseline": [1.0], "muon": [2.0]}, {"direction": "up"}, "direction 'up'"),
         ({"baseline": [1.0], "muon": [2.0]}, {"direction": "lower", "kind": "x"}, "kind 'x'"),
         ({"baseline": [1.0], "muon": ["x"]}, {"direction": "lower"}, "arm 'muon', seed 0: 'x' is not a number"),
@@ -144,7 +144,7 @@ def test_equal_runs_have_no_spread() -> None:
         (
             {"baseline": [1.0], "muon": [2.0]},
             {"direction": "lower", "margin": "x"},
-            'margin="x" is not the size of a change; write it as 5%',
+            'margin="x" is not a valid size of a difference; write a percentage of',
         ),
         ({"baseline": [1.0], "muon": [2.0]}, {"direction": "lower", "primary": "z"}, 'primary="z": no such metric'),
     ],

@@ -141,14 +141,14 @@ def test_a_run_names_itself_and_its_log(trained: tintype.Run) -> None:
     ("call", "words"),
     [
         (lambda run: run.sample([]), "give one prompt or more"),
-        (lambda run: run.sample("a", size=17), "^size=17: this model makes sizes that are multiples of 4"),
+        (lambda run: run.sample("a", size=17), "^size=17: this model can only sample sizes that are multiples of 4"),
         (lambda run: run.sample("a", steps=0), "steps: must be at least 1"),
         (lambda run: run.sample("a", method="rk4"), "method: must be the name of a sampler; valid: euler, heun"),
-        (lambda run: tintype.load_run(run.path, arm="x"), "^`arm` and `seed` choose a run of a study; "),
-        (lambda run: tintype.load_run(run.path / "nothing"), "is not a run: it has no plan.yaml"),
+        (lambda run: tintype.load_run(run.path, arm="x"), "^`arm` and `seed` choose a run of a study, but "),
+        (lambda run: tintype.load_run(run.path / "nothing"), "is not a run: plan.yaml is missing"),
         (lambda run: tintype.evaluate(run, "cont=8"), '^"cont=8": cont: unknown key; did you mean .count'),
         (lambda run: tintype.train(tiny_plan("seed=1"), run.path), "another plan .*choose another `out`"),
-        (lambda run: tintype.compare(run), "^nothing to compare; .*; give two or more runs"),
+        (lambda run: tintype.compare(run), "^the comparison needs at least two runs, .*; give two or more runs"),
     ],
 )
 def test_mistakes_are_named_in_the_words_of_python(

@@ -58,21 +58,33 @@ def test_a_packaged_study_is_loaded_with_overrides_and_some_arms() -> None:
             lambda: study_of({"a": "muon"}, evalution={}),
             "^the study: evalution: unknown key; did you mean 'evaluation'",
         ),
-        (lambda: study_of({"a": "muon"}, set=["train.steps=3"]), "^set: the baseline is a plan here"),
-        (lambda: study_of(untyped(["muon"])), r"^make_study: \['muon'\] has no names; give arms by name, as "),
-        (lambda: study_of({"a": untyped([1])}), "^make_study: arm 'a': 1 is of type int; give texts, each as \"muon\""),
+        (lambda: study_of({"a": "muon"}, set=["train.steps=3"]), "^set: make_study gets its baseline as a plan"),
+        (
+            lambda: study_of(untyped(["muon"])),
+            r"^make_study: the arms \['muon'\] have no names; give a mapping from names to arms, such as ",
+        ),
+        (
+            lambda: study_of({"a": untyped([1])}),
+            "^make_study: arm 'a': 1 has the type int, but only texts are allowed; write each text like \"muon\"",
+        ),
         (
             lambda: tintype.make_study("Q?", tiny_plan(), {"a": "muon"}, untyped(2)),
             "^make_study: 2 is not a list of seeds; give seeds as ",
         ),
         (
             lambda: tintype.load_plan("pocket", untyped({"train.steps": 5})),
-            "^load_plan: .* is of type dict; give texts, ",
+            "^load_plan: .* has the type dict, but only texts are allowed; ",
         ),
-        (lambda: tintype.apply("pocket", untyped(["muon"])), "^apply: .* is of type list; give texts, "),
+        (
+            lambda: tintype.apply("pocket", untyped(["muon"])),
+            "^apply: .* has the type list, but only texts are allowed; ",
+        ),
         (lambda: tintype.load_study("poket"), "poket.*did you mean 'pocket'"),
         (lambda: tintype.load_study("pocket", "sedes=[0]"), '^"sedes=.0.": sedes: unknown key; did you mean .seeds'),
-        (lambda: tintype.load_results("nothing"), "^nothing does not exist; give the folder of a study that was run"),
+        (
+            lambda: tintype.load_results("nothing"),
+            "^nothing does not exist; give the folder of a study that has a report",
+        ),
     ],
 )
 def test_mistakes_are_named_in_the_words_of_python(call: Callable[[], object], words: str) -> None:
@@ -99,7 +111,7 @@ def test_a_stopped_study_resumes_and_counts_the_runs_that_diverged(
     assert failed["arm"] == "wild" and failed["error"]
     assert {row["words"] for row in results.rows(primary=True)} == {"diverged 1 of 1"}
     assert results.content.sketch and "diverged 1 of 1" in str(results)
-    with pytest.raises(tintype.UserError, match=r"another baseline .* choose another `out`"):
+    with pytest.raises(tintype.UserError, match=r"another baseline; choose another `out`"):
         tintype.run_study(tintype.make_study("q", tiny_plan("train.steps=3"), {"a": "muon"}, [0]), tmp_path / "study")
     assert tintype.load_run(tmp_path / "study", "baseline").arm == "baseline"
     assert tintype.compare(*(run["path"] for run in results.runs())).changes[1] == {"optimizer.lr": (1e-3, 1e9)}

@@ -114,9 +114,9 @@ FEW = f"haste:teacher.kind=dinov2,teacher.source={tiny_dino.FOLDER},hidden=32"
 @pytest.mark.parametrize(
     ("assignments", "spec", "message"),
     [
-        ([], "haste:teacher=scenes", "'scenes' is a convolutional network and has no attention"),
-        ([], f"{FEW},layers=3", "3 blocks cannot end with block 2"),
-        ([], f"{FEW},stop=6", "it would stop at step 6"),
+        ([], "haste:teacher=scenes", "'scenes' is a convolutional network without attention"),
+        ([], f"{FEW},layers=3", "layers is 3, but there are only 2 blocks"),
+        ([], f"{FEW},stop=6", "the alignment would stop at step 6"),
         ([], f"{FEW},stop=2,share=0.5", "not both"),
         (["run.distribution.kind=fsdp"], FEW, "fsdp shards"),
     ],
@@ -128,5 +128,5 @@ def test_what_cannot_be_is_refused(assignments: list[str], spec: str, message: s
 
 
 def test_a_teacher_with_fewer_layers_is_refused_before_the_first_step() -> None:
-    with pytest.raises(UserError, match="has 2 layers, but the attention of the last 3 is needed"):
+    with pytest.raises(UserError, match="has 2 layers, but the attention maps of the last 3 layers are needed"):
         AttentionSettings(block=3, layers=3, teacher=teacher()).build(place()).ready()

@@ -208,7 +208,7 @@ class Latents(TokenizerPart):
 @every_kind
 def test_is_refused_where_the_model_predicts_latents(kind: str) -> None:
     plan = plan_with(kind).model_copy(update={"tokenizer": Latents()})
-    with pytest.raises(ValueError, match=rf"'{kind}'.*tokenizer\.kind 'latents'.*use the tokenizer pixels"):
+    with pytest.raises(ValueError, match=rf"'{kind}'.*tokenizer\.kind 'latents'.*use tokenizer.kind=pixels"):
         plan.losses[0].check(plan)
 
 

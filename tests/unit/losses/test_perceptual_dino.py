@@ -115,7 +115,7 @@ def test_the_revision_is_asked_for() -> None:
 def test_another_kind_of_network_is_refused(tmp_path: Path) -> None:
     config = transformers.ViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
     transformers.ViTModel(config).save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="is a 'vit'; this encoder takes dinov2"):
+    with pytest.raises(UserError, match="is a model of the type 'vit', but this encoder needs dinov2"):
         PerceptualDinoSettings(source=str(tmp_path)).fetch((4, 4))
 
 

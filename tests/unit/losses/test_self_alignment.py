@@ -146,8 +146,12 @@ def test_its_blocks_are_the_authors_shares_of_the_depth(depth: int, blocks: tupl
 @pytest.mark.parametrize(
     ("assignments", "specs", "message"),
     [
-        ([], ["self-alignment"], "its teacher is the weight average, and the plan has none; add the technique ema"),
-        (["run.distribution.kind=fsdp"], ["ema", "self-alignment"], "fsdp shards them"),
+        (
+            [],
+            ["self-alignment"],
+            "the teacher is the weight average, but the plan has no average; add the technique ema",
+        ),
+        (["run.distribution.kind=fsdp"], ["ema", "self-alignment"], "fsdp shards it"),
         ([], ["ema", "self-alignment:teacher_block=4"], "no block 4"),
     ],
 )

@@ -288,5 +288,5 @@ def test_sprint_refuses_a_bucket_that_its_squares_do_not_fill() -> None:
 
 
 def test_irepa_refuses_a_stage_of_one_token() -> None:
-    with pytest.raises(UserError, match="irepa: images of a single token have no spatial structure"):
+    with pytest.raises(UserError, match="irepa: images with a single token have no spatial structure"):
         tiny_plan("data.size_px=32", "model.patch=16", techniques=[STAGES, "irepa:teacher=scenes"])

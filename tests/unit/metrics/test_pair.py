@@ -251,7 +251,7 @@ def test_bad_features_are_refused() -> None:
         FeaturePair(good, features(20, 4, 0))
     with pytest.raises(UserError, match="at least 2 fake"):
         FeaturePair(good[:1], good)
-    with pytest.raises(UserError, match="table"):
+    with pytest.raises(UserError, match="must have the shape"):
         FeaturePair(good[0], good)
 
 

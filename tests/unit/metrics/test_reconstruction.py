@@ -82,5 +82,5 @@ def test_what_cannot_be_compared_is_refused() -> None:
 
 def test_exact_pairs_are_left_out_of_the_mean_psnr_and_counted() -> None:
     measured = PSNR.measure(PairValues(torch.tensor([20.0, math.inf, 30.0], dtype=torch.float64)))
-    assert measured.value == 25 and measured.warnings == ("1 of 3 pairs are exact and are left out of the mean",)
+    assert measured.value == 25 and measured.warnings == ("1 of 3 pairs are identical and are left out of the mean",)
     assert PSNR.measure(PairValues(torch.tensor([math.inf]))).value == math.inf

@@ -90,7 +90,7 @@ def test_what_cannot_be_seen_is_not_asked() -> None:
     read = [replace(ONE, objects=(replace(BALL, texture="striped"),)), TWO]
     blind = replace(ALL, of_objects=tuple(name for name in OBJECT_VOCABULARY if name != "texture"))
     assert scored(read, [ONE, TWO], blind).accuracy_B.tolist() == pytest.approx([1, 1])
-    with pytest.raises(ValueError, match="nothing to score"):
+    with pytest.raises(ValueError, match="no attribute can be scored"):
         asked([ONE, TWO], "short", EVERYTHING - {"shape"})
 
 
@@ -99,14 +99,14 @@ def test_what_all_prompts_have_in_common_is_not_asked() -> None:
     found = asked([ONE, other])
     assert found == Asked("long", True, ("colour",), ("light",))
     assert "count" not in scored([ONE, other], [ONE, other], found).by_attribute
-    with pytest.raises(ValueError, match="nothing to score"):
+    with pytest.raises(ValueError, match="no attribute can be scored"):
         asked([ONE, ONE])
 
 
 def test_a_score_is_a_share_of_the_way_from_shuffled_prompts_to_real_images() -> None:
     own_B, shuffled_B, real_B = (torch.tensor(row).double() for row in ([0.2, 0.8], [0.1, 0.3], [1.0, 0.8]))
     assert float(scaled(own_B, shuffled_B, real_B).mean()) == pytest.approx((0.5 - 0.2) / (0.9 - 0.2))
-    with pytest.raises(ValueError, match="nothing to score"):
+    with pytest.raises(ValueError, match="no attribute can be scored"):
         scaled(own_B, real_B, real_B)
 
 

@@ -264,7 +264,7 @@ def test_storage_in_bf16_keeps_the_islands_and_fp32_throughout_does_not() -> Non
 @pytest.mark.parametrize(
     ("techniques", "message"),
     [
-        (["island"], "name an island, as in timestep=bf16; there are norms, softmax, rope, timestep, modulation"),
+        (["island"], "name an island, such as timestep=bf16; valid: norms, softmax, rope, timestep, modulation"),
         (["island:softmax=fused"], "'island' changes nothing"),
         (["island:softmax=fp32"], "'island': islands.softmax fp32 changes nothing where compute is fp32"),
         (["island:rope=fused"], "rope"),

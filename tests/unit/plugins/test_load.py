@@ -73,13 +73,13 @@ def test_a_mistake_in_its_settings_is_named_like_any_other(setting: str, error: 
         ("LOSSES = (", r"line 1: '\(' was never closed"),
         ("\n1 / 0", r"line 2: ZeroDivisionError: division by zero"),
         ("import nowhere_at_all", "ModuleNotFoundError"),
-        ("x = 1", "it adds nothing; it needs one of TECHNIQUES, LOSSES"),
+        ("x = 1", "the plugin adds nothing; define at least one of TECHNIQUES, LOSSES"),
         ("LOSSES = 3", "LOSSES is not a list, tuple or mapping"),
-        ("LOSSES = (int,)", r"its loss 'int' is no tintype\.losses\.part\.LossPart"),
-        ("TECHNIQUES = {'a': 1}", r"its technique 'a' is no tintype\.techniques\.technique\.Technique"),
-        ("LAUNCHERS = {'a': 1}", "its launcher 'a' is no function"),
+        ("LOSSES = (int,)", r"its loss 'int' is not a tintype\.losses\.part\.LossPart"),
+        ("TECHNIQUES = {'a': 1}", r"its technique 'a' is not a tintype\.techniques\.technique\.Technique"),
+        ("LAUNCHERS = {'a': 1}", "its launcher 'a' is not a function"),
         ("LAUNCHERS = {'slurm': print}", "its launcher 'slurm' is built into tintype"),
-        (LOSS.replace('"mine"', '"repa"'), "'repa' is built into tintype; give yours another name"),
+        (LOSS.replace('"mine"', '"repa"'), "'repa' is built into tintype; choose another name for your own"),
         (LOSS.replace("LOSSES = (", "LOSSES = (MineSettings, "), "its loss 'mine' is given twice"),
     ],
 )
@@ -96,7 +96,7 @@ def test_a_wrong_file_is_refused_and_leaves_nothing(text: str, error: str, tmp_p
 def test_a_part_that_comes_before_its_table_is_checked_by_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry._groups, "metrics", registry._Group())
     registry.add("metrics", "late", 3, Plugin("x.py", "0"))
-    with pytest.raises(UserError, match=r"plugin x\.py: its metric 'late' is no builtins\.str"):
+    with pytest.raises(UserError, match=r"plugin x\.py: its metric 'late' is not a builtins\.str"):
         registry.declare("metrics", ["fd"], str)
 
 
@@ -112,7 +112,7 @@ def test_names_of_files_are_words_and_differ(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="No such file"):
         load_files([tmp_path / "gone.py"])
     for name in ("my-ideas.py", "ideas.txt", "class.py"):
-        with pytest.raises(UserError, match="give a Python file whose name is a word"):
+        with pytest.raises(UserError, match="name the file with letters"):
             load_files([write_plugin(tmp_path, name=name)])
     (tmp_path / "other").mkdir()
     load_files([write_plugin(tmp_path)])
@@ -214,7 +214,9 @@ def test_a_package_opens_the_tables_by_its_entry_points(installed: Path) -> None
 
 def test_a_package_that_cannot_be_loaded_is_named(installed: Path) -> None:
     (installed / "tintype_focus" / "__init__.py").write_text("raise RuntimeError('too old')")
-    with pytest.raises(UserError, match=r"the package tintype-focus has the .* cannot be loaded .*too old.*uninstall"):
+    with pytest.raises(
+        UserError, match=r"the package tintype-focus has the .* could not be loaded .*too old.*uninstall"
+    ):
         TECHNIQUES.get("nothing-of-this-name")
 
 
@@ -245,7 +247,7 @@ def test_a_broken_package_is_named_each_time_and_its_group_is_whole_once_it_is_g
 
 @pytest.mark.parametrize("after", [False, True])
 def test_a_command_loads_the_files_that_it_names(after: bool, tmp_path: Path) -> None:
-    option, command = ["--plugin", str(write_plugin(tmp_path))], ["techniques", "--json"]
+    option, command = (["--plugin", str(write_plugin(tmp_path))], ["techniques", "--json"])
     result = CliRunner().invoke(app, [*command, *option] if after else [*option, *command])
     assert result.exit_code == 0, result.output
     assert "mine" in [row["name"] for row in json.loads(result.stdout)]

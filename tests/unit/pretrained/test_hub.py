@@ -248,7 +248,9 @@ def test_images_need_no_tokenizer_but_texts_do(clip: Path, tmp_path: Path) -> No
     encoder: Any = ClipSettings(source=str(bare)).build(CPU)
     whole: Any = ClipSettings(source=str(clip)).build(CPU)
     assert torch.equal(feature_matrix(encoder, [sample_images()]), feature_matrix(whole, [sample_images()]))
-    advice = r"has no tokenizer for texts \(one of tokenizer\.json, vocab\.json with merges\.txt, .*save_pretrained"
+    advice = (
+        r"has no text tokenizer \(one of the files tokenizer\.json, vocab\.json with merges\.txt, .*save_pretrained"
+    )
     with pytest.raises(UserError, match=advice):
         encoder.encode_text(TEXTS)
     with pytest.raises(UserError, match=advice):
@@ -266,9 +268,7 @@ def test_a_tokenizer_of_another_vocabulary_is_refused(clip: Path, tmp_path: Path
     content = other_tokenizer(clip, few if words == 4 else many, added_tokens=[])
     other = changed_copy(clip, tmp_path / "other", tokenizer=content)
     encoder: Any = ClipSettings(source=str(other)).build(CPU)
-    message = (
-        f"its tokenizer has {words} tokens with ids to {highest}, but its text network a table of 9.*own tokenizer"
-    )
+    message = f"the tokenizer has {words} tokens with ids up to {highest}, but the text network has 9.*own tokenizer"
     with pytest.raises(UserError, match=message):
         encoder.encode_text(TEXTS)
 
@@ -328,18 +328,20 @@ def test_a_tokenizer_that_the_hub_lacks_is_not_made_up(
     changed_copy(clip, cached_as("some/clip", tmp_path, monkeypatch), tokenizer=None, tokenizer_config=None)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     encoder: Any = ClipSettings(source="some/clip").build(CPU)
-    with pytest.raises(UserError, match=r"some/clip: its tokenizer has 2 tokens .* a table of 9"):
+    with pytest.raises(UserError, match=r"some/clip: the tokenizer has 2 tokens .* has 9 embeddings"):
         encoder.encode_text(TEXTS)
 
 
 @pytest.mark.parametrize("source", ["/no/such/folder", "./nor/this", "neither"])
 def test_a_missing_folder_is_named(source: str) -> None:
-    with pytest.raises(UserError, match=r"there is no folder .*; name a folder"):
+    with pytest.raises(UserError, match=r"there is no folder .*; give the folder"):
         ClipSettings(source=source).build(CPU)
 
 
 def test_a_wrong_architecture_is_named(clip: Path) -> None:
-    with pytest.raises(UserError, match="is a 'clip'; this encoder takes dinov2 or dinov2_with_registers"):
+    with pytest.raises(
+        UserError, match="is a model of the type 'clip', but this encoder needs dinov2 or dinov2_with_registers"
+    ):
         Dinov2Settings(source=str(clip)).build(CPU)
 
 
@@ -352,7 +354,7 @@ def test_weights_that_are_no_safetensors_are_refused(tmp_path: Path) -> None:
     write(tmp_path, dinov2_model(False))
     torch.save({}, tmp_path / "pytorch_model.bin")
     (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(UserError, match=r"has no \.safetensors file, and tintype reads no other format"):
+    with pytest.raises(UserError, match=r"has no \.safetensors file; tintype reads no other format"):
         Dinov2Settings(source=str(tmp_path), size_px=28).build(CPU)
 
 
@@ -364,7 +366,7 @@ def test_weights_that_are_damaged_or_not_whole_are_refused(tmp_path: Path) -> No
     tensors = load_file(file)
     tensors.pop("layernorm.weight")
     save_file(tensors, file, {"format": "pt"})
-    with pytest.raises(UserError, match="lacks weights of its network, which would stay random: layernorm"):
+    with pytest.raises(UserError, match="lacks some weights of its network, which would stay random: layernorm"):
         Dinov2Settings(source=str(tmp_path), size_px=28).build(CPU)
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(UserError, match="cannot load"):
@@ -391,9 +393,9 @@ def test_a_file_that_is_no_json_object_is_named(
     ("said", "message"),
     [
         ({"image_processor": [1]}, r"preprocessor_config\.json: image_processor"),
-        ({**PROCESSOR, "size": [SIZE_PX]}, r"asks for .*\[28\]"),
-        ({**PROCESSOR, "crop_size": {"height": [SIZE_PX]}}, r"asks for .*\[28\]"),
-        ({**PROCESSOR, "resample": [3]}, r"resample \[3\]; known"),
+        ({**PROCESSOR, "size": [SIZE_PX]}, r"gives images of .*\[28\]"),
+        ({**PROCESSOR, "crop_size": {"height": [SIZE_PX]}}, r"gives images of .*\[28\]"),
+        ({**PROCESSOR, "resample": [3]}, r"resample=\[3\]"),
         ({**PROCESSOR, "rescale_factor": "x"}, "rescale_factor"),
         ({**PROCESSOR, "image_mean": ["a", "b", "c"]}, "image_mean"),
     ],
@@ -420,7 +422,7 @@ def test_a_preprocessor_for_another_size_than_the_networks_is_refused(
     clip: Path, tmp_path: Path, other: dict[str, Any]
 ) -> None:
     folder = changed_copy(clip, tmp_path / "other", preprocessor_config=json.dumps({**PROCESSOR, **other}))
-    with pytest.raises(UserError, match=r"its preprocessor asks for \[.*\] px, its network for 28 px"):
+    with pytest.raises(UserError, match=r"the preprocessor gives images of \[.*\] px, but the network needs 28 px"):
         ClipSettings(source=str(folder)).build(CPU)
 
 

@@ -156,7 +156,7 @@ def test_a_damaged_file_of_the_cache_is_found_and_named(tmp_path: Path, damage: 
     whole = file.read_bytes()
     bad = {"a bit": whole[:-1] + bytes([whole[-1] ^ 1]), "cut": whole[:-1], "no digest": save(TENSORS)}
     file.write_bytes(bad[damage])
-    with pytest.raises(UserError, match=rf"{file.name} is damaged; delete it, and it will be made anew"):
+    with pytest.raises(UserError, match=rf"{file.name} is damaged; delete the file, and tintype will create it again"):
         fetch(toy)
     file.unlink()
     assert fetch(toy).digest == digest(TENSORS.values())

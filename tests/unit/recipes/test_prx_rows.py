@@ -152,7 +152,7 @@ def test_settings_beside_a_preset_replace_its_own() -> None:
 
 
 def test_an_unknown_preset_is_refused_with_its_place(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="preset=pxr: unknown preset 'pxr' of an evaluation; did you mean 'prx'"):
+    with pytest.raises(UserError, match="preset=pxr: unknown evaluation preset 'pxr'; did you mean 'prx'"):
         protocol_of(["preset=pxr"])
     file = tmp_path / "study.yaml"
     file.write_text("question: q\nrecipe: pocket\nseeds: [0]\narms: [{techniques: [min-snr]}]\nevaluation: pxr\n")

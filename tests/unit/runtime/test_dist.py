@@ -161,7 +161,9 @@ def test_a_mistake_of_all_ranks_is_said_once_and_that_of_one_with_its_number() -
 
 def test_ranks_that_loaded_different_weights_do_not_mix_them() -> None:
     refuse_other_steps([6, 6, 6], Path("run"))
-    with pytest.raises(UserError, match="run was saved at step 8 while it was loaded; run the same command again"):
+    with pytest.raises(
+        UserError, match="run was saved again, at step 8, while this process was loading it; run the same command again"
+    ):
         refuse_other_steps([6, 8, 6], Path("run"))
 
 
@@ -177,14 +179,16 @@ def test_ranks_that_loaded_different_weights_do_not_mix_them() -> None:
 )
 def test_commands_of_one_process_refuse_several(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", {**os.environ, "TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "2"})
-    with pytest.raises(UserError, match=r"`tintype .*` runs as one process; start it without torchrun"):
+    with pytest.raises(
+        UserError, match=r"`tintype .*` runs only as a single process; start the command without torchrun"
+    ):
         CliRunner().invoke(cli.app, command.split(), catch_exceptions=False)
 
 
 def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(os, "environ", {**os.environ, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "3"})
-    with pytest.raises(UserError, match=r"started 3 processes .* has 2 GPUs; start it with `--nproc-per-node 2`"):
+    with pytest.raises(UserError, match=r"started 3 processes .* has 2 GPUs; start torchrun with `--nproc-per-node 2`"):
         world._meet()
     monkeypatch.setitem(os.environ, "LOCAL_RANK", "2")
     with pytest.raises(SystemExit):  # it is told once

@@ -41,7 +41,7 @@ def test_rows_of_nothing_but_zeros_are_known_to_be_there(tmp_path: Path) -> None
 
 def test_a_file_with_another_stamp_is_refused(tmp_path: Path) -> None:
     DiskRows(tmp_path / "x.rows", content())
-    with pytest.raises(UserError, match=r"x\.rows contains other numbers; delete it"):
+    with pytest.raises(UserError, match=r"x\.rows contains other numbers; delete this file"):
         DiskRows(tmp_path / "x.rows", content(stamp=bytes(32)))
 
 
@@ -103,5 +103,5 @@ def test_a_row_of_another_file_is_noticed(tmp_path: Path) -> None:
 
 def test_a_file_of_the_earlier_format_is_refused_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "x.rows").write_bytes(STAMP + bytes(5 * (8 + 24)))
-    with pytest.raises(UserError, match=r"x\.rows is damaged .*written by an earlier version.*; delete it"):
+    with pytest.raises(UserError, match=r"x\.rows is damaged .*written by an earlier version.*; delete this file"):
         DiskRows(tmp_path / "x.rows", content())

@@ -249,7 +249,9 @@ def test_memory_that_is_not_there_is_said_before_it_is_taken(monkeypatch: pytest
 
     monkeypatch.setattr(shared, "free_bytes", lambda: shared._RESERVE_BYTES + 1000)
     monkeypatch.setattr(os, "posix_fallocate", taken)
-    with pytest.raises(UserError, match=r"the numbers need 3.89e-06 GB of memory, and 1e-06 GB are free.*; do without"):
+    with pytest.raises(
+        UserError, match=r"the numbers need 3.89e-06 GB of memory, but only 1e-06 GB are free.*; do without"
+    ):
         open_rows(CONTENT)
 
 
@@ -275,7 +277,7 @@ def test_where_memory_cannot_be_shared_rows_are_the_processs_own_and_it_says_so(
         assert rows.fill(IDS, made) == COUNT and torch.equal(all_of(rows), made(IDS))
     assert records(folder) == []
     assert caplog.messages == [
-        "processes do not share the numbers, and each makes its own: [Errno 38] Function not implemented"
+        "processes do not share the numbers, and each process makes its own copy: [Errno 38] Function not implemented"
     ]
 
 

@@ -149,7 +149,7 @@ def test_bad_sampling_requests(run: Path, tmp_path: Path) -> None:
         ask([])
     with pytest.raises(UserError, match="multiples of 4"):
         ask(["x"], size_px=18)
-    with pytest.raises(UserError, match=r"is not a run: it has no plan\.yaml"):
+    with pytest.raises(UserError, match=r"is not a run: plan\.yaml is missing"):
         ask(["x"], folder=tmp_path)
 
 
@@ -157,7 +157,7 @@ def test_bad_sampling_requests(run: Path, tmp_path: Path) -> None:
 def test_a_size_is_read_as_width_and_height(text: str) -> None:
     assert read_size(text) == (1248, 832) and read_size("512") == 512
     for wrong in ("", "0", "832x", "x832", "832x0", "8.5", "1x2x3", "-4"):
-        with pytest.raises(UserError, match="give the side of squares in pixels"):
+        with pytest.raises(UserError, match="give the side of a square in pixels"):
             read_size(wrong)
 
 
@@ -193,4 +193,6 @@ def test_the_command_makes_images_of_width_and_height(run: Path, tmp_path: Path)
     with Image.open(tmp_path / "0001.png") as image:
         assert image.size == (16, 16) and json.loads(image.info["tintype"])["size_px"] == 16
     refused = CliRunner().invoke(app, [*command, "24x9"])
-    assert "--size 24x9: this model makes sizes that are multiples of 4" in str(refused.exception or refused.output)
+    assert "--size 24x9: this model can only sample sizes that are multiples of 4" in str(
+        refused.exception or refused.output
+    )

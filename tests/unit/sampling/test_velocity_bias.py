@@ -119,10 +119,10 @@ def test_of_a_run_that_stopped_early_it_is_that_of_the_step_it_reached() -> None
 
 
 def test_another_size_than_that_of_training_is_refused() -> None:
-    with pytest.raises(UserError, match=r"unbias.* 16 px, and not at 20 px"):
+    with pytest.raises(UserError, match=r"unbias.* 16 px, not for 20 px"):
         images(tiny_plan(techniques=["contrastive"]), UNBIAS, size_px=20)
     staged = tiny_plan("data.size_px=32", techniques=["contrastive", "resolution-stages:sizes=[16,24]"])
-    with pytest.raises(UserError, match=r"unbias.* 16 and 24 and 32 px, and not at 16 × 24 px"):
+    with pytest.raises(UserError, match=r"unbias.* 16 and 24 and 32 px, not for 16 × 24 px"):
         generate(parts_of(staged), PROMPTS, UNBIAS, seed=3, size_px=(16, 24))
 
 

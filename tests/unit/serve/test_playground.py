@@ -103,7 +103,7 @@ def test_requests_wait_in_turn_and_not_too_many(root: Path) -> None:
     place._works = True  # nobody works: all wait
     jobs = [place.ask(Request.model_validate(ASKED), []) for _ in range(playground.LIMITS.waiting)]
     assert jobs[2].words == "waiting, 2 before it"
-    with pytest.raises(UserError, match="8 requests wait already"):
+    with pytest.raises(UserError, match="8 requests are waiting already"):
         place.ask(Request.model_validate(ASKED), [])
     place.stop("somebody else", jobs[0].id)
     assert jobs[0] in place._waiting

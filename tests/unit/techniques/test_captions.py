@@ -133,7 +133,7 @@ def _lines(folder: Path) -> list[str]:
         ("caption-curriculum:start=2,end=7", r"ends at step 7, but the run has 6 steps \(train\.steps\)"),
         ("caption-curriculum:start=4,end=3", r"must end \(step 3\) after it starts \(step 4\)"),
         ("caption-curriculum:start=0.9,end=0.5", r"must end \(step 3\) after it starts \(step 5\)"),
-        ("caption-curriculum:end=1.5", "a whole number from 0 on, or as a share"),
+        ("caption-curriculum:end=1.5", "a whole number of at least 0, or as a share"),
         ("caption-parts:keep=0", "must be above 0"),
         ("caption-parts:keep=1.1", "must be at most 1"),
         ("caption-parts:keep=1", "changes nothing"),
@@ -156,7 +156,7 @@ def test_a_curriculum_without_end_is_refused() -> None:
 @pytest.mark.parametrize("schedule", ["{kind: cosine, start: 5, end: 6}", "{kind: until, start: 0, end: 6}"])
 def test_a_curriculum_that_does_not_change_in_the_run_is_refused(schedule: str) -> None:
     curriculum = ["captions.kind=curriculum", "captions.first=long", "captions.weights.short=1"]
-    with pytest.raises(UserError, match=r"the curriculum does not change in 6 steps .* captions\.schedule is"):
+    with pytest.raises(UserError, match=r"the caption curriculum never changes in 6 steps .* captions\.schedule is"):
         tiny_plan(*curriculum, f"captions.schedule={schedule}")
     assert tiny_plan(*curriculum, f"captions.schedule={schedule}", "train.steps=7").captions
 

@@ -50,7 +50,7 @@ def test_a_slow_change_is_a_line_and_leaves_the_rest() -> None:
 @pytest.mark.parametrize(
     ("options", "assignments", "message"),
     [
-        (":at=0.8,over=0.3", [], "beyond the end"),
+        (":at=0.8,over=0.3", [], "would end after the training"),
         ("", ["data.style=render"], "the first source is the plan's own data"),
         (":first.stile=render", [], r"synthetic-then-real': first: stile: unknown key; did you mean 'style'"),
         (":first.kind=stores", [], "unknown kind of data 'stores'; did you mean 'store'"),
@@ -80,7 +80,7 @@ def test_a_mixture_adds_sources_to_the_plans_own() -> None:
     ("technique", "message"),
     [
         ("mixture", "add: this key is required"),
-        ("mixture:add.own.share=1", r"add\.own: the data has a source with this name"),
+        ("mixture:add.own.share=1", r"add\.own: the data already has a source with this name"),
         ("mixture:add.b.share=0", r"sources\.b: its share is 0, so it is never read"),
         ("mixture:share=0,add.b.share=0", "the shares of all sources are 0"),
         ("mixture:add.b.data.kind=store", "path: this key is required"),
@@ -89,7 +89,7 @@ def test_a_mixture_adds_sources_to_the_plans_own() -> None:
         ("sft:from=base,data.style=[photo]", "data: style: must be 'render', .* .found .'photo'"),
         ("sft", "from: this key is required"),
         ("sft:form=x", "unknown key; did you mean 'from'"),
-        ("sft:from=arm:x,sha256=0123456789abcdef", "sha256 is for a folder"),
+        ("sft:from=arm:x,sha256=0123456789abcdef", "sha256 applies only to a run's folder"),
     ],
 )
 def test_options_that_cannot_be_are_refused(technique: str, message: str) -> None:

@@ -31,9 +31,9 @@ def test_blocks_are_counted_from_one() -> None:
 
 @pytest.mark.parametrize("block", [0, 4, -1])
 def test_a_block_outside_the_depth_is_refused_with_both_numbers(block: int) -> None:
-    with pytest.raises(UserError, match=rf"'repa' applied.*no block {block} to align; model\.depth is 3.* 1 to 3"):
+    with pytest.raises(UserError, match=rf"'repa' applied.*block {block} does not exist; model\.depth is 3.* 1 to 3"):
         tiny_plan(techniques=[f"repa:block={block}"])
-    with pytest.raises(UserError, match=rf"no block {block} to align"):
+    with pytest.raises(UserError, match=rf"block {block} does not exist"):
         plan_from_yaml(f"model: {{depth: 3, width: 32, heads: 2}}\nlosses: [{{kind: repa, block: {block}}}]", "a plan")
 
 

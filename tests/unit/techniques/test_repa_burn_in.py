@@ -40,14 +40,17 @@ def test_the_stop_is_a_schedule_of_the_plan(steps: int, options: str, end: int) 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("stop=6", r"'repa-burn-in': it would stop at step 6, but the run has 6 \(train\.steps\)"),
+        (
+            "stop=6",
+            r"'repa-burn-in': the alignment would stop at step 6, but the run has only 6 steps \(train\.steps\)",
+        ),
         ("share=0.99", "would stop at step 6"),
         ("share=0.08", r"share 0\.08 of 6 steps \(train\.steps\) is less than one step"),
         ("stop=2,share=0.5", "give stop .* or share .* not both"),
         ("share=1", "must be below 1"),
         ("stop=0", "must be at least 1"),
         ("schedule.kind=until", "schedule: unknown key"),
-        ("block=7", r"no block 7 to align; model\.depth is 3"),
+        ("block=7", r"block 7 does not exist; model\.depth is 3"),
     ],
 )
 def test_a_stop_that_makes_no_sense_is_refused(options: str, message: str) -> None:

@@ -35,7 +35,7 @@ def test_and_back_to_pixels() -> None:
 
 def test_a_grid_that_cannot_stay_is_refused_unless_the_patch_is_said() -> None:
     baseline = with_pixels(4)
-    with pytest.raises(UserError, match=r"covers 4 × 4 px.*'flux2' covers 8 × 8 px.*16 × 16 tokens is impossible"):
+    with pytest.raises(UserError, match=r"covers 4 × 4 px.*'flux2' covers 8 × 8 px.*16 × 16 tokens cannot be kept"):
         apply_techniques(baseline, ["tokenizer:to=flux2"])
     assert apply_techniques(baseline, ["tokenizer:to=flux2,patch=1"]).token_grid == (8, 8)
 

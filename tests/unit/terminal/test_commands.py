@@ -183,7 +183,7 @@ COMMANDS: dict[str, Long] = {
     "data inspect": Long(
         lambda the: ["data", "inspect", the / "store", "--out", the.out / "page.html", "--json"],
         r"looking: 10 of 20 images \(50%\) · [\d.,]+ images/s · .*\d+ s left",
-        rf"the images seen so far are kept; {RESUME}",
+        rf"the images read so far are kept; {RESUME}",
     ),
     "data recaption": Long(
         lambda the: [

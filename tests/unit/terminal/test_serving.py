@@ -30,7 +30,7 @@ def test_it_says_its_address_and_ends_by_a_signal(tmp_path: Path, monkeypatch: p
 
 
 def test_a_folder_that_is_not_there_and_a_port_that_is_taken_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is no folder"):
+    with pytest.raises(UserError, match="is not a folder"):
         LiveServer(tmp_path / "nothing", port=0)
     with LiveServer(tmp_path, port=0) as server, pytest.raises(UserError, match="choose another --port"):
         LiveServer(tmp_path, port=server.guard.port)

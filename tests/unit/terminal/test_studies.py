@@ -135,7 +135,7 @@ def test_a_look_that_does_not_fit_is_left_for_later(file: Path, tmp_path: Path) 
 
 def test_a_study_that_is_made_takes_no_settings(file: Path, tmp_path: Path) -> None:
     study = tintype.load_study(file)
-    with pytest.raises(UserError, match="this study is made already; give its settings to load_study"):
+    with pytest.raises(UserError, match=r"this study exists already, .*; give the settings to load_study"):
         tintype.run_study(study, tmp_path / "out", "seeds=[0]")
     planned = tintype.run_study(study, tmp_path / "out", arms=["fast"], dry_run=True)
     assert isinstance(planned, tintype.PlannedStudy) and planned.cost is not None and planned.cost.most == 8

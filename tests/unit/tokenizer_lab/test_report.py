@@ -175,7 +175,7 @@ def test_names_are_short_where_they_can_be() -> None:
 
 def test_a_size_that_does_not_divide_is_refused_before_any_work(tmp_path: Path) -> None:
     folder = vae_folder(tmp_path / "vae")
-    with pytest.raises(UserError, match="size_px is 18, but 'vae' takes multiples of 4 px; use --set size_px=16"):
+    with pytest.raises(UserError, match="size_px is 18, but 'vae' needs a multiple of 4 px; use --set size_px=16"):
         report_tokenizers([str(folder)], settings(size_px=18), tmp_path / "out", CPU)
     assert not (tmp_path / "out").exists()
 

@@ -193,7 +193,7 @@ def test_another_training_or_a_foreign_folder_is_refused(tmp_path: Path) -> None
         run(tiny(kl_weight=0.5), tmp_path / "out")
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "thesis.txt").write_text("words")
-    with pytest.raises(UserError, match=r"other files and no training\.yaml"):
+    with pytest.raises(UserError, match=r"other files, but not training\.yaml"):
         run(tiny(), tmp_path / "foreign")
 
 

@@ -369,7 +369,9 @@ def test_a_cache_that_was_renamed_edited_or_mixed_up_is_refused(vae: Path, tmp_p
     with pytest.raises(UserError, match=r"latents\.json is damaged: .*delete"):
         build_session(first)
     (one / HEADER_NAME).write_text('{"format": 99, "made_of": {}}')
-    with pytest.raises(UserError, match=r"is of format 99; this version of tintype has 2.*tintype tokenizer cache"):
+    with pytest.raises(
+        UserError, match=r"has the format 99, but this version of tintype reads 2.*tintype tokenizer cache"
+    ):
         build_session(first)
     (one / HEADER_NAME).unlink()
     (one / ROWS_NAME).touch()

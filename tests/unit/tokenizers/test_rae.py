@@ -139,7 +139,7 @@ def test_the_shift_by_dimension_is_the_papers() -> None:
         == pytest.approx(6.928, abs=1e-3)
     )
     assert shift_factor("dimension", 256, 16) == 1.0
-    with pytest.raises(TypeError, match="needs the numbers of a token"):
+    with pytest.raises(TypeError, match="needs the number of latent values per token"):
         shift_factor("dimension", 256)
     plan = tiny_plan("time.shift_by=dimension", "sampling.shift_by=dimension")  # 16 tokens of 4 × 4 × 3 numbers
     assert plan.token_numbers == 48 and plan.sampling.shift_at(16, 48) == pytest.approx(math.sqrt(16 * 48 / 4096))

@@ -199,7 +199,7 @@ def _rounded_weights(folder: Path) -> None:
         (_flip_a_byte, "another SHA-256 of .*put the file back"),
         (_other_weights, "does not contain the network .* 1 missing: latent_std"),
         (_rounded_weights, r"does not contain the network .* latent_mean is fp16 \[\S+ \S+ \S+ \S+ and not fp32 \["),
-        (lambda folder: (folder / "vae.safetensors").unlink(), "is not there"),
+        (lambda folder: (folder / "vae.safetensors").unlink(), "is missing"),
         (lambda folder: (folder / "vae.json").unlink(), "has no trained small-vae"),
         (lambda folder: (folder / "vae.json").write_text("{"), "invalid JSON"),
         (lambda folder: (folder / "vae.json").write_text("[]"), "not the record of a small-vae"),

@@ -591,7 +591,7 @@ def test_a_batch_that_ranks_cannot_share_is_refused() -> None:
     plan = tiny_plan("train.batch=8", "train.accumulate=2")
     assert share_of_batch(plan.train.batch, plan.train.accumulate, World(0, 2)) == 2
     with pytest.raises(
-        UserError, match=r"4 samples at a time, which cannot be split evenly over 3 ranks.*a multiple of 6"
+        UserError, match=r"4 samples per micro-batch, which cannot be split evenly over 3 ranks.*a multiple of 6"
     ):
         share_of_batch(plan.train.batch, plan.train.accumulate, World(0, 3))
 

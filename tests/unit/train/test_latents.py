@@ -63,7 +63,7 @@ def test_a_latent_run_trains_resumes_bit_exactly_and_samples(posterior: str, tmp
     made = sample_run(tmp_path / "whole", ["a red ball"], None, tmp_path / "out", settings, count=2, seed=0, size_px=32)
     with Image.open(made[0]) as image:
         assert image.size == (32, 32)
-    with pytest.raises(UserError, match="--size 18: this model makes sizes that are multiples of 4"):
+    with pytest.raises(UserError, match="--size 18: this model can only sample sizes that are multiples of 4"):
         sample_run(tmp_path / "whole", ["a"], None, tmp_path / "out", settings, count=1, seed=0, size_px=18)
 
 

@@ -184,7 +184,7 @@ def test_snapshots_that_lack_a_parameter_are_refused(tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("length", [0.0, -0.05, 0.3, float("nan")])
 def test_a_length_that_is_none_is_refused(length: float, recorded: Recorded) -> None:
-    with pytest.raises(UserError, match=r"a length of .*: it must lie between 0 and 0.2887"):
+    with pytest.raises(UserError, match=r"the length of an average is .*, but must lie between 0 and 0.2887"):
         reconstruction(recorded.run, length)
 
 
@@ -193,7 +193,7 @@ def test_a_length_that_the_snapshots_cannot_represent_is_refused_with_the_residu
 ) -> None:
     run = thinned(recorded, tmp_path / "run", 9)
     residual = try_reconstruction(run, 0.01).residual
-    with pytest.raises(UserError, match=rf"the 4 snapshots .*\(lengths 0.05, 0.1\).* {residual:.0%} of its profile"):
+    with pytest.raises(UserError, match=rf"the 4 snapshots .*\(lengths 0.05, 0.1\).* {residual:.0%} of its weighting"):
         reconstruction(run, 0.01)
     assert error(recorded, run, 0.01) > 0.3, "it would have been a bad average"
 
@@ -210,7 +210,7 @@ def test_a_run_without_snapshots_is_refused_with_what_to_do(tmp_path: Path) -> N
 
 
 def test_a_step_without_a_snapshot_is_refused(recorded: Recorded) -> None:
-    with pytest.raises(UserError, match=r"no snapshot of step 70; it has those of 4, 8, 12"):
+    with pytest.raises(UserError, match=r"no snapshot of step 70; it has snapshots of the steps 4, 8, 12"):
         reconstruction(recorded.run, 0.1, step=70)
 
 

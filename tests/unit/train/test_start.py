@@ -137,13 +137,15 @@ def test_what_is_no_trained_run_is_refused(parent: Path, tmp_path: Path) -> None
 
     refused(started(tmp_path / "nowhere"), "there is no run in .*nowhere")
     (tmp_path / "empty").mkdir()
-    refused(started(tmp_path / "empty"), "is not a run: it has no plan.yaml")
+    refused(started(tmp_path / "empty"), "is not a run: plan.yaml is missing")
     write_plan(tmp_path / "empty", tiny_plan())
-    refused(started(tmp_path / "empty"), "was not trained yet: it has no checkpoint")
+    refused(started(tmp_path / "empty"), "was not trained yet: it has no checkpoints")
     refused(started(tmp_path / "self"), "self is the run itself", tmp_path / "self")
     refused(tiny_plan("start.kind=arm", "start.name=other"), "arms exist only in a study")
     train(tiny_plan(), tmp_path / "plain", Interrupt())
-    refused(started(tmp_path / "plain", "start.weights=average"), "keeps no average of its weights; take raw")
+    refused(
+        started(tmp_path / "plain", "start.weights=average"), "has no average of its weights; use start.weights=raw"
+    )
     damaged = shutil.copytree(parent, tmp_path / "damaged")
     state = damaged / "checkpoints" / "step-000000006" / "state.safetensors"
     state.write_bytes(state.read_bytes()[:-1] + b"x")
@@ -159,7 +161,9 @@ def test_an_arms_run_must_be_whole_and_of_the_plan(parent: Path, tmp_path: Path)
     assert begun(tiny_plan(*arm), tmp_path / "run").step == 0
     assert tiny_plan(*arm).hash == tiny_plan(*arm, "start.name=another").hash
     shutil.rmtree(tmp_path / plan.hash / "checkpoints" / "step-000000006")
-    with pytest.raises(UserError, match=f"is at step 4 of 6 of the plan {plan.hash}.*finish its training first"):
+    with pytest.raises(
+        UserError, match=f"is at step 4 of 6 of the plan {plan.hash}.*finish the training of that run first"
+    ):
         begun(tiny_plan(*arm), tmp_path / "again")
 
 

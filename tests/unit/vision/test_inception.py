@@ -124,7 +124,7 @@ def test_torchvisions_inception_is_refused() -> None:
     tensors = random_state_dict()
     assert len(from_state_dict(tensors, "file.pth")) == 4 * UNITS
     tensors["Mixed_5b.branch1x1.bn.weight"] = torch.full((64,), 0.5)
-    with pytest.raises(UserError, match=r"file\.pth is not the Inception of FID but torchvision's"):
+    with pytest.raises(UserError, match=r"file\.pth is torchvision's Inception network, not that of FID"):
         from_state_dict(tensors, "file.pth")
     del tensors["Mixed_7c.branch_pool.conv.weight"]
     with pytest.raises(UserError, match="it has no"):
@@ -144,7 +144,7 @@ def test_a_missing_or_foreign_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"there is no file .*gone\.pth"):
         InceptionSettings(weights=str(tmp_path / "gone.pth")).build(CPU)
     (tmp_path / "weights.h5").write_bytes(b"")
-    with pytest.raises(UserError, match=r"are read from files named \.pt, \.pth, \.safetensors"):
+    with pytest.raises(UserError, match=r"can be read only from files with the endings \.pt, \.pth, \.safetensors"):
         InceptionSettings(weights=str(tmp_path / "weights.h5")).build(CPU)
 
 

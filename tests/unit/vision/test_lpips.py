@@ -131,7 +131,7 @@ def test_gradient_reaches_the_image_and_is_finite_where_images_agree(net: Net) -
 
 def test_bytes_and_floats_are_not_mixed_up() -> None:
     network = Lpips("alexnet")
-    with pytest.raises(TypeError, match=r"takes floats in \[-1, 1\]"):
+    with pytest.raises(TypeError, match=r"images must be floats in \[-1, 1\]"):
         network(sample_images(), sample_images())
     with pytest.raises(TypeError, match="must be uint8"):
         network.of_bytes(torch.rand(1, 3, 64, 64), torch.rand(1, 3, 64, 64))
@@ -146,7 +146,7 @@ def test_images_that_the_network_cannot_pool_are_named_with_their_size(
     least = SMALLEST_PX[net]
     assert network.of_bytes(sample_images(2, least), sample_images(2, least)).shape == (2,)
     low = torch.zeros(1, 3, least - 1, 64)
-    message = f"{net} takes images of at least {least} x {least} px, not 64 x {least - 1} px"
+    message = f"{net} needs images of at least {least} x {least} px, not 64 x {least - 1} px"
     with pytest.raises(ValueError, match=message):
         network(low, low)
     with pytest.raises(ValueError, match=f"not {least - 1} x 64 px"):
@@ -159,7 +159,7 @@ def test_images_that_the_network_cannot_pool_are_named_with_their_size(
 @needs_weights
 @pytest.mark.parametrize("net", NETS)
 def test_the_distance_of_small_images_is_refused_in_words(net: Net) -> None:
-    with pytest.raises(ValueError, match=f"{net} takes images of at least"):
+    with pytest.raises(ValueError, match=f"{net} needs images of at least"):
         lpips(sample_images(1, SMALLEST_PX[net] - 1), sample_images(1, SMALLEST_PX[net] - 1), net=net)
 
 
@@ -181,7 +181,7 @@ def test_official_files_are_read_and_wrong_ones_named(tmp_path: Path) -> None:
     torch.save(linear, tmp_path / "alex.pth")
     found = lpips_from_files("alexnet", tmp_path / "alexnet.pth", tmp_path / "alex.pth")
     assert torch.equal(found["linear_4"], linear["lin4.model.1.weight"].flatten())
-    with pytest.raises(UserError, match="do not hold LPIPS for vgg16"):
+    with pytest.raises(UserError, match="do not contain LPIPS weights for vgg16"):
         lpips_from_files("vgg16", tmp_path / "alexnet.pth", tmp_path / "alex.pth")
 
 

@@ -93,7 +93,7 @@ def test_weights_that_are_not_the_recorded_ones_are_refused(tmp_path: Path) -> N
     trained(tmp_path, steps=1, batch=2)
     weights = tmp_path / WEIGHTS_PATH.name
     weights.write_bytes(weights.read_bytes()[:-1] + b"?")
-    with pytest.raises(RuntimeError, match="is not the file"):
+    with pytest.raises(RuntimeError, match="does not match its record"):
         scene_encoder._load(weights, tmp_path / RECORD_PATH.name)
 
 

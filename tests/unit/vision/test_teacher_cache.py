@@ -426,7 +426,9 @@ def test_tokens_that_fp16_cannot_hold_are_refused(kind: Kind, tmp_path: Path) ->
         model.layernorm.weight *= 1e6
     teacher = Dinov2TeacherSettings(source=str(write(tmp_path / "large", model))).build(GRID, CPU)
     tokens = kept(kind, teacher)
-    with pytest.raises(UserError, match=r"/large gave tokens up to .*, which fp16 cannot represent.* cache to none"):
+    with pytest.raises(
+        UserError, match=r"/large gave tokens with values up to .*, which fp16 cannot represent.* cache=none"
+    ):
         asked(tokens, 1)
     assert not bool(tokens.rows.has(torch.tensor([1])))
 

@@ -353,7 +353,9 @@ def test_missing_weights_of_vgg_are_named_with_a_teacher_that_needs_none() -> No
 
 
 def test_a_wrong_architecture_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is a 'vit'; this encoder takes dinov2 or dinov2_with_registers"):
+    with pytest.raises(
+        UserError, match="is a model of the type 'vit', but this encoder needs dinov2 or dinov2_with_registers"
+    ):
         settings("dinov2", write(tmp_path, vit(), PROCESSOR)).build(GRID, CPU)
 
 

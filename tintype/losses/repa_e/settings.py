@@ -37,7 +37,9 @@ class TuningPerceptual(PerceptualSettings):
     way_out: ClassVar[str] = "Or tune without: repa-e:perceptual=none (or scenes)"
 
     kind: Literal["none", "scenes", "lpips"] = Field(
-        "lpips", description="lpips: needs its weights; scenes: the packaged scene encoder; none"
+        "lpips",
+        description="Network of the perceptual distance. lpips: LPIPS, whose weights are needed; "
+        "scenes: the packaged scene encoder; none: no distance",
     )
     weight: float = Field(1.0, gt=0, description="Weight of the perceptual distance in the autoencoder's loss")
 
@@ -49,7 +51,7 @@ class TuningDiscriminator(DiscriminatorSettings):
     """
 
     lr: float = Field(
-        1e-4, gt=0, description="Learning rate of the discriminator, with the plan's warm-up and schedule"
+        1e-4, gt=0, description="Learning rate of the discriminator; warm-up and schedule are those of the plan"
     )
 
 
@@ -61,28 +63,44 @@ class TuningOptions(RepaOptions):
     """
 
     weight: float = Field(1.5, gt=0, description="Weight of the alignment in the autoencoder's loss")
-    reconstruction: float = Field(1.0, gt=0, description="Weight of the mean absolute difference of images")
-    kl: float = Field(1e-6, ge=0, description="Weight of the divergence from a normal, summed over an image's latents")
+    reconstruction: float = Field(
+        1.0, gt=0, description="Weight of the mean absolute difference between image and reconstruction"
+    )
+    kl: float = Field(
+        1e-6,
+        ge=0,
+        description="Weight of the KL divergence of the posterior from a standard "
+        "normal, summed over an image's latents",
+    )
     perceptual: Annotated[TuningPerceptual, BeforeValidator(kind_alone)] = Field(
-        TuningPerceptual(), description="A kind without settings (perceptual=none), or with settings"
+        TuningPerceptual(),
+        description="Perceptual distance of the reconstructions: a kind alone "
+        "(perceptual=none), or a kind with settings",
     )
     adversarial: TuningDiscriminator = Field(
-        TuningDiscriminator(), description="A discriminator of the reconstructions"
+        TuningDiscriminator(), description="Discriminator that compares reconstructions with real images"
     )
-    lr: float = Field(1e-4, gt=0, description="Learning rate of the autoencoder, with the plan's warm-up and schedule")
+    lr: float = Field(
+        1e-4, gt=0, description="Learning rate of the autoencoder; warm-up and schedule are those of the plan"
+    )
     clip_norm: float = Field(
-        1.0, gt=0, description="Clips the norm of the autoencoder's gradient and, separately, of the discriminator's"
+        1.0,
+        gt=0,
+        description="Gradient norm to which the gradients of the autoencoder and of the "
+        "discriminator are clipped, each separately",
     )
-    momentum: float = Field(0.1, gt=0, le=1, description="How fast the norm's running statistics follow")
-    eps: float = Field(1e-4, gt=0, description="Number added to the variance in the norm")
+    momentum: float = Field(
+        0.1, gt=0, le=1, description="Momentum of the running statistics of the latents' batch norm"
+    )
+    eps: float = Field(1e-4, gt=0, description="Number added to the variance in the latents' batch norm")
     compute: Literal["fp32", "bf16"] = Field(
-        "fp32", description="Type of the autoencoder, whose weights stay in fp32; with bf16 LPIPS computes in TF32"
+        "fp32", description="Compute type of the autoencoder; weights stay in fp32. With bf16, LPIPS computes in TF32"
     )
 
 
 class TuningSettings(TuningOptions, Part):
     kind: Literal["repa-e"] = "repa-e"
-    block: int = Field(description="The block whose output is aligned, counted from 1")
+    block: int = Field(description="Block whose output is aligned, counted from 1")
 
     def check(self, plan: PlanView) -> None:
         """Raise ValueError if the plan cannot use this tuning."""
@@ -92,7 +110,7 @@ class TuningSettings(TuningOptions, Part):
         check_block(self.kind, self.block, plan)
         if plan.run.distribution.kind == "fsdp":
             raise ValueError(
-                "repa-e: run.distribution.kind is fsdp, whose shards of the denoiser cannot be frozen for the "
+                "repa-e: run.distribution.kind is fsdp, which cannot freeze the denoiser during the "
                 "autoencoder's step; use ddp"
             )
         shortest_px = min(map(min, plan.image_shapes))
@@ -109,8 +127,9 @@ class TuningSettings(TuningOptions, Part):
         for name, usual in (("posterior", "mean"), ("scale", None), ("shift", None)):
             if (value := getattr(plan.tokenizer, name, usual)) != usual:
                 raise ValueError(
-                    f"repa-e: tokenizer.{name} is {value}, which only a frozen tokenizer uses: a tuned one draws "
-                    f"from its posterior in training, and a batch norm is its scale; set tokenizer.{name} to "
+                    f"repa-e: tokenizer.{name} is {value}, but only a frozen tokenizer uses this setting. A "
+                    f"trained tokenizer draws from its posterior, and a batch norm scales its latents; set "
+                    f"tokenizer.{name} to "
                     f"{'null' if usual is None else usual}"
                 )
 
@@ -119,13 +138,13 @@ class TuningSettings(TuningOptions, Part):
             ours, theirs = getattr(self, name), getattr(loss, name)
             if ours != theirs:
                 raise ValueError(
-                    f"repa-e and '{loss.kind}' share one projector and one teacher, but {name} is {ours} in tuning and "
-                    f"{theirs} in losses; give both the same"
+                    f"repa-e and '{loss.kind}' share one projector and one teacher, but {name} is {ours} in "
+                    f"tuning and {theirs} in losses; set both to the same value"
                 )
         if loss.schedule.kind != "constant":
             raise ValueError(
                 f"repa-e needs the projector of '{loss.kind}' at every step, but it has a schedule "
-                f"({loss.schedule.kind}); leave it constant"
+                f"({loss.schedule.kind}); make the schedule constant"
             )
 
     def build_tokenizer(self, frozen: TokenizerPart) -> TunedTokenizer:

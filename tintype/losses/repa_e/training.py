@@ -92,7 +92,7 @@ class RepaE:
         if self.settings.perceptual.kind == "none":
             return None
         if self._distance is None:
-            raise RuntimeError("repa-e: ready() comes before the first step")
+            raise RuntimeError("repa-e: call ready() before the first step")
         with torch.autocast(x_BCHW.device.type, enabled=False):
             return self._distance(seen_BCHW.float(), x_BCHW)
 

@@ -64,7 +64,7 @@ class TrackerState:
             return files.read_checked(self._file, "the tracker begins a new run")
         except DamagedFileError as error:
             files.set_aside(self._file)
-            note(f"{error.marked}; the tracker begins a new run")
+            note(f"{error.marked}; the tracker starts a new run")
             return {}
 
     def has(self, key: int | str) -> bool:

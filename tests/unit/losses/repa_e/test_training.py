@@ -469,7 +469,7 @@ def test_an_average_of_another_step_than_the_tokenizer_is_noted(
     for step, notes in ((6, 0), (4, 1)):
         parts, found = load_run(tmp_path / "run", average=try_reconstruction(tmp_path / "run", 0.1, step))
         assert found == step
-        assert capsys.readouterr().err.count("the average is of step 4; the tuned tokenizer") == notes
+        assert capsys.readouterr().err.count("the weight average is that of step 4; the tuned tokenizer") == notes
         assert isinstance(parts.tokenizer, TunedTokenizer)
 
 
@@ -530,7 +530,7 @@ def test_what_repa_says_is_the_default_beside_it() -> None:
         (lambda: tuned_plan(techniques=[REPA, REPA_E + ",block=1"]), "block is 1 in tuning and 2 in losses"),
         (lambda: tuned_plan(techniques=["repa:teacher=vgg16", REPA_E]), "teacher is .*scenes.* in tuning and .*vgg16"),
         (lambda: tuned_plan(techniques=[REPA + ",schedule.kind=until,schedule.end=3", REPA_E]), "at every step"),
-        (lambda: tuned_plan(techniques=[REPA_E + ",block=4"]), "no block 4 to align; model.depth is 3"),
+        (lambda: tuned_plan(techniques=[REPA_E + ",block=4"]), "block 4 does not exist; model.depth is 3"),
         (lambda: tuned_plan("run.distribution.kind=fsdp"), "distribution.kind is fsdp.*use ddp"),
         (
             lambda: tuned_plan(techniques=[REPA_E.replace("kind=scenes", "kind=lpips,perceptual.net=alexnet")]),
@@ -544,7 +544,7 @@ def test_plans_that_cannot_be_are_refused_with_the_reason(build: Callable[[], Pl
 
 
 def test_settings_that_only_frozen_tokenizers_read_are_refused() -> None:
-    with pytest.raises(UserError, match=r"tokenizer\.posterior is sample, which only a frozen .* to mean"):
+    with pytest.raises(UserError, match=r"tokenizer\.posterior is sample, but only a frozen .* to mean"):
         tuned_plan("tokenizer.posterior=sample")
 
 
