@@ -90,7 +90,8 @@ class Plan(Named):
     )
     sampling: SamplingSettings = Field(
         SamplingSettings(),
-        description="Sampling settings that belong to the model: the shift of the times, and the default guidance",
+        description="Sampling settings that belong to the model, which are the shift of the times and the "
+        "default guidance",
     )
     main_loss: Annotated[MainLossPart, OneOf(MAIN_LOSSES, "square")] = Field(
         SquareSettings(),

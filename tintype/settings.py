@@ -446,8 +446,8 @@ class ModelSettings(Settings):
     )
     kernels: Annotated[Literal["auto", "plain", "fused"], Housekeeping] = Field(
         "auto",
-        description="fused: run the blocks with fused kernels, which save memory traffic and skip the text's "
-        "padding (NVIDIA GPUs, compute in bf16). plain: run PyTorch operations. auto: fused if possible",
+        description="Kernels of the blocks. Fused kernels save memory traffic and skip the text's padding "
+        "(NVIDIA GPUs, compute in bf16); plain uses PyTorch operations, auto uses fused kernels if possible",
     )
     activation_checkpointing: bool = Field(
         False, description="Recompute each block in the backward pass, which saves memory"
@@ -507,7 +507,7 @@ class SamplingSettings(Settings):
         1.0,
         gt=0,
         description="Shift s of the sampling times, t' = s t / (1 + (s - 1) t); above 1, more steps are near "
-        "the noise. It is independent of time.shift, the shift of training times",
+        "the noise. This shift is independent of time.shift, the shift of training times",
     )
     shift_by: ShiftBy = Field(
         "none",
@@ -534,7 +534,9 @@ class StageSettings(Settings):
         description="Width and height of the images in this stage; shapes of data.buckets are scaled down in "
         "proportion",
     )
-    until: int = Field(ge=1, description="Step at which this stage ends: the first step after it, counted from 0")
+    until: int = Field(
+        ge=1, description="Step at which this stage ends, which is the first step of the next stage, counted from 0"
+    )
     batch: int | None = Field(
         None, ge=1, description="Number of images per update in this stage; by default train.batch"
     )
@@ -566,7 +568,7 @@ class TrainSettings(Settings):
         1000, ge=0, description="Number of warm-up steps, in which the learning rate rises linearly from 0"
     )
     schedule: Literal["constant", "cosine"] = Field(
-        "constant", description="Learning rate after the warm-up: constant, or decreasing to 0 along a cosine"
+        "constant", description="Learning rate after the warm-up, either constant or decreasing to 0 along a cosine"
     )
     clip_norm: float | None = Field(
         0.2, gt=0, description="Global gradient norm to which gradients are clipped; null: no clipping"
@@ -587,8 +589,8 @@ class TrainSettings(Settings):
     )
     skip_spikes: SpikeSettings | None = Field(
         None,
-        description="Skip steps whose loss or gradient norm is far above that of earlier steps; null: "
-        "skip only steps that are not finite",
+        description="Skip steps whose loss or gradient norm is far above that of earlier steps; null: skip only "
+        "steps whose loss or gradient norm is not finite",
     )
     stages: tuple[StageSettings, ...] = Field(
         (), description="Early training stages with smaller images; a last stage at data.size_px follows"
@@ -696,7 +698,8 @@ class PrecisionSettings(Settings):
         "weights of norms",
     )
     matmul: Literal["plain", "fp8"] = Field(
-        "plain", description="Matrix products of the blocks' linear layers: plain (in the type of `compute`) or fp8"
+        "plain",
+        description="Matrix products of the blocks' linear layers, either plain (in the type of `compute`) or in FP8",
     )
     islands: IslandSettings = Field(
         IslandSettings(), description="Islands: operations of the denoiser, each with its own precision"
@@ -781,7 +784,8 @@ class RunSettings(Settings):
     threads: int = Field(
         1,
         ge=1,
-        description="Number of CPU threads for computing. It decides the last bits of results, so the default "
+        description="Number of CPU threads for computing. The number of threads decides the last bits of "
+        "results, so the default "
         "does not depend on the machine. A single run on a machine is faster with more threads",
     )
     deterministic: bool = Field(

@@ -180,7 +180,7 @@ def test_errors_name_the_file_the_line_and_the_key() -> None:
     [
         ("seed: 1\nseed: 2", "line 2: the key 'seed' is given twice"),
         ("a: &x 1\nb: *x", "YAML aliases .* are not supported"),
-        ("seed: !!python/object/apply:os.system ['true']", "the tag"),
+        ("seed: !!python/object/apply:os.system ['true']", "the YAML tag"),
         ("[1, 2]", "expected keys and values"),
         ("seed: [", "not valid YAML"),
         ("train:\n\tsteps: 5", "line 2, column 1: a tab; YAML takes spaces only, so put spaces there$"),
@@ -204,7 +204,7 @@ def test_errors_name_the_file_the_line_and_the_key() -> None:
         ("model:\n  patch: 8\ndata:\n  count: 9\n  size_px: 36", "line 5: data.size_px (36"),
         ("losses: [{kind: contrastive, schedule: {kind: until, start: 9, end: 4}}]", "after it starts"),
         ("train: {steps: 5}\nlosses: [{kind: contrastive, schedule: {kind: ramp, start: 5, end: 9}}]", "has 5 steps"),
-        ("a: " + "[" * 5000, "bad.yaml, line 1: nested more than 40 levels deep"),
+        ("a: " + "[" * 5000, "bad.yaml, line 1: the values are nested more than 40 levels deep"),
         ("a: " + "{b: " * 60 + "1" + "}" * 60, "nested more than"),
     ],
 )

@@ -132,7 +132,7 @@ class MixSettings(CaptionsPart):
     """
 
     kind: Literal["mix"] = "mix"
-    weights: Weights = Field(description="Weight of each caption column: how often it is drawn, relative to the others")
+    weights: Weights = Field(description="Weight with which each caption column is drawn, relative to the others")
 
     def problems(self) -> Iterator[str]:
         if len(self.weights) == 1:

@@ -136,7 +136,7 @@ def _read_tar(path: Path) -> Iterator[Encoded]:
         if file.suffix.lower() not in SUFFIXES:
             continue
         if not tar_file.is_plain(member):
-            raise UserError(f"{name} is a link, or is not a regular file", "replace it by the image file itself")
+            raise UserError(f"{name} is a link, or is not a regular file", "put the image file itself into the folder")
         if member.size > LIMITS.bytes:
             raise BadImageError(too_large(name, member.size, LIMITS.bytes))
         yield Encoded(name, tar_file.content(path, member.offset_data, member.size), file.stem)

@@ -139,9 +139,8 @@ class Protocol(Named):
     )
     size: Literal["data", "stage"] = Field(
         "data",
-        description="Size of held-out images and samples. data: data.size_px at every step. stage: the size of "
-        "the training stage (train.stages) that last trained the weights; scores at different sizes are "
-        "never compared",
+        description="Size of held-out images and samples, either data.size_px at every step (data), or that of "
+        "the training stage that last trained the weights (stage). Scores at different sizes are never compared",
     )
     seed: int = Field(0, ge=0, description="Seed of the sampling noise, independent of the training seed")
     encoders: tuple[EncoderChoice, ...] = Field((SceneEncoderSettings(),), description="Encoders for the distances")
@@ -281,7 +280,9 @@ class ImageProtocol(Settings):
 
     encoders: tuple[EncoderChoice, ...] = Field((InceptionSettings(),), min_length=1)
     metrics: tuple[MetricKind, ...] = Field(tuple(FEATURE_METRICS.built_in), min_length=1)
-    limit: int | None = Field(None, ge=2, description="Use only the first N images of each set, where N is this number")
+    limit: int | None = Field(
+        None, ge=2, description="Number of images to use of each set, counted from the first; null: all"
+    )
     paired: bool = Field(
         False, description="Image i is a reconstruction of reference image i; adds PSNR, SSIM and LPIPS"
     )

@@ -114,8 +114,8 @@ def for_pipeline(tokenizer: Tokenizer) -> Any:
         if scale is None or shift != 0:
             raise UserError(
                 "AutoencoderDC has one scaling_factor and no shift, but this run's latents have a shift, or a "
-                "scale for each channel (tokenizer.shift, tokenizer.scale). Its networks begin with "
-                "convolutions larger than 1 × 1, into which a shift cannot be folded",
+                "scale for each channel (tokenizer.shift, tokenizer.scale). The networks of AutoencoderDC begin "
+                "with convolutions larger than 1 × 1, into which a shift cannot be folded",
                 "train with one tokenizer.scale and no tokenizer.shift",
             )
         network.register_to_config(scaling_factor=scale)

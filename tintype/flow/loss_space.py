@@ -25,7 +25,7 @@ from tintype.seams import Objective, TimeDensity, Weighting
 class LossSpaceSettings(WeightingPart):
     kind: Literal["loss-space"] = "loss-space"
     space: Literal["x", "epsilon"] = Field(
-        "x", description="Quantity whose squared error is the loss: the clean image (x) or the noise (epsilon)"
+        "x", description="Quantity whose squared error is the loss, either the clean image (x) or the noise (epsilon)"
     )
 
     def check(self, plan: PlanView) -> None:

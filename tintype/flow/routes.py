@@ -35,10 +35,10 @@ class RouteOptions(Settings):
 
     share: float = Field(gt=0, lt=1, description="Share of the tokens that skip the blocks from first to last")
     first: Block | None = Field(
-        None, description="First block that the tokens skip: its number, counted from 1, or a share of the depth"
+        None, description="First block that the tokens skip, as a number counted from 1 or as a share of the depth"
     )
     last: Block | None = Field(
-        None, description="Last block that the tokens skip: its number, counted from 1, or a share of the depth"
+        None, description="Last block that the tokens skip, as a number counted from 1 or as a share of the depth"
     )
     dense: float = Field(
         0.0,

@@ -34,13 +34,13 @@ _MASK_STD = 0.02
 class SprintOptions(Settings):
     sampling: Literal["grouped", "random"] = Field(
         "grouped",
-        description="Tokens that are kept: equally many in each small square (grouped, as in the "
-        "paper), or any (random, as in PRX)",
+        description="Which tokens are kept, either equally many in each small square (grouped, as in the paper) "
+        "or any (random, as in PRX)",
     )
     mask: Literal["fixed", "learned"] = Field(
         "fixed",
-        description="Mask token that replaces skipped tokens: fixed (drawn once), or learned "
-        "(initialised with zeros, as in PRX)",
+        description="Mask token that replaces skipped tokens, either fixed (drawn once) or learned (initialised "
+        "with zeros, as in PRX)",
     )
     path_drop: float = Field(
         0.1,

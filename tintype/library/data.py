@@ -252,7 +252,7 @@ def inspect_store(
         if listed.exists():
             raise UserError(f"{given}: this file exists already", "choose another name, or remove the file")
         if listed.suffix.lower() == ".parquet":
-            raise UserError(f"{given}: the output is a text file", "give it another name, for example skip.txt")
+            raise UserError(f"{given}: the output is a text file", "give the file another name, for example skip.txt")
     opened = open_store(Path(store))
     selection = select(opened, where, skipped, name=option("where"))
     asked = inspect.Asked(distance, samples, seed)

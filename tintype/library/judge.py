@@ -131,7 +131,7 @@ def _metric(name: str, direction: Any, kind: Any, primary: bool) -> Metric:
     if found is None:
         raise UserError(
             f"{_PLACE}: it is unknown whether lower or higher values of '{name}' are better",
-            'declare it, for example direction="higher"',
+            'declare the direction, for example direction="higher"',
         )
     return found
 

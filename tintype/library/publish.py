@@ -104,7 +104,7 @@ def export_run(
     if check and to != "diffusers":
         raise UserError(
             f"{option('check')} compares images with those of a diffusers pipeline",
-            f"leave it out, or use {option('to', 'diffusers')}",
+            f"leave {option('check')} out, or use {option('to', 'diffusers')}",
         )
     for_folder = {"license": license_, "name": name, "base-model": base_model, "with-captions": with_captions}
     for_folder |= {"push": push}

@@ -65,9 +65,7 @@ def train_encoder(
 
 
 def _stopped(step: int) -> StoppedError:
-    return StoppedError(
-        f"stopped and saved at step {step}" if step else "stopped before the first step", f"{again()} to resume"
-    )
+    return StoppedError(f"saved at step {step}" if step else "before the first step", f"{again()} to resume")
 
 
 @dataclass(frozen=True)

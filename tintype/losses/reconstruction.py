@@ -28,12 +28,14 @@ class PerceptualSettings(Settings):
 
     kind: Literal["none", "scenes", "lpips"] = Field(
         "none",
-        description="Network of the perceptual distance. scenes: the packaged scene encoder; lpips: "
-        "LPIPS, whose weights are needed",
+        description="Network of the perceptual distance (scenes is the packaged scene encoder, lpips needs its "
+        "weights, none turns it off)",
     )
     weight: float = Field(0.1, gt=0)
     net: Net = Field("vgg16", description="lpips: its network")
-    weights: PathText | None = Field(None, description="lpips: file with the weights; by default the published weights")
+    weights: PathText | None = Field(
+        None, description="File with the weights for the kind lpips; by default the published weights"
+    )
 
     def check(self, size_px: int, size_setting: str, where: str = "") -> None:
         """Raise ValueError if images are too small for the distance."""

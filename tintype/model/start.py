@@ -15,7 +15,7 @@ from tintype.settings import Part, PathText
 
 class StartPart(Part):
     weights: Literal["raw", "average"] = Field(
-        "raw", description="Weights to start from: the trained weights (raw), or the run's weight average"
+        "raw", description="Weights to start from, either the trained weights (raw) or the run's weight average"
     )
 
     def parent(self, run: Path) -> Path:
@@ -61,7 +61,7 @@ class ArmStart(StartPart):
     kind: Literal["arm"] = "arm"
     name: str = Field(min_length=1, description="Name of the arm to start from")
     plan: str | None = Field(
-        None, pattern="^[0-9a-f]{16}$", description="Hash of that arm's plan; the study fills it in"
+        None, pattern="^[0-9a-f]{16}$", description="Hash of the plan of the arm to start from; the study fills it in"
     )
 
     def beside_hash(self) -> Collection[str]:

@@ -32,7 +32,9 @@ class AdamWSettings(OptimizerPart):
     beta1: float = Field(0.9, ge=0, lt=1, description="Decay of the running mean of the gradients")
     beta2: float = Field(0.95, ge=0, lt=1, description="Decay of the running mean of the squared gradients")
     eps: float = Field(
-        1e-15, gt=0, description="Number added to the square root of that running mean of squares before dividing by it"
+        1e-15,
+        gt=0,
+        description="Number added to the root of the running mean of squared gradients before dividing by it",
     )
     weight_decay: float = Field(0.0, ge=0, description="Decoupled")
 

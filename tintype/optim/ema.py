@@ -47,8 +47,8 @@ class EmaSettings(AverageSettings):
     decay: float = Field(0.999, ge=0, lt=1, description="Decay: the share of the old average in each update")
     ramp: bool = Field(
         True,
-        description="true: start the average from the first trained weights, with a low decay that rises to "
-        "`decay`; false: start it from the initial weights, as PRX does",
+        description="Whether the average starts from the first trained weights, with a low decay that rises to "
+        "`decay`; if not, it starts from the initial weights, as PRX does",
     )
     every: int = Field(1, ge=1, description="Number of steps between two updates of the average")
 

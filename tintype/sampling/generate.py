@@ -43,7 +43,9 @@ def sides(size_px: Size) -> tuple[int, int]:
 
 
 class SamplerSettings(Settings):
-    method: Method = Field("euler", description="Integrator: euler, heun, or a sampler from a plugin")
+    method: Method = Field(
+        "euler", description="Integrator of the sampling, which is euler, heun, or a sampler from a plugin"
+    )
     steps: int = Field(50, ge=1, description="Sampling steps")
     guidance: Guidance = Field(
         ClassifierFreeSettings(), description="Kind of guidance: which weak velocity it leads away from"

@@ -144,7 +144,8 @@ class Playground:
         """Queue a request; refuse it if too many requests are waiting."""
         if request.from_t >= request.to_t:
             raise UserError(
-                f"guidance from t {request.from_t:g} to {request.to_t:g} covers no time", "choose a larger end"
+                f"guidance from t {request.from_t:g} to {request.to_t:g} covers no time",
+                "choose a larger t for the end of the guidance",
             )
         with self.changed:
             if len(self._waiting) >= LIMITS.waiting:

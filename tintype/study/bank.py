@@ -68,7 +68,7 @@ def _read_source(study: Study, other: StoredStudy) -> BankSource:
     if not runs:
         raise UserError(
             f"analysis.bank: {other.name} has no run of this study's baseline: its plans differ in more than the seed",
-            "remove it from analysis.bank, or change the baseline",
+            "remove this study from analysis.bank, or change the baseline",
         )
     lost = [f"{sum(run.state == state for _, run in runs)} {state}" for state in ("diverged", "failed")]
     lost = [words for words in lost if not words.startswith("0 ")]

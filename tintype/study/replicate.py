@@ -173,12 +173,11 @@ def fresh_runs(mine: StoredStudy, other: StoredStudy, study: Study, used: Collec
     additional runs of the baseline.
     """
     if reason := why_apart(other, study.settings.evaluation.hash, mine.numerics):
-        raise UserError(f"{option('from', other.folder)}: {reason}; so its runs cannot test this study's verdicts")
+        raise UserError(f"{option('from', other.folder)}: {reason}, so its runs cannot test this study's verdicts")
     if networks := other_networks(identities(mine.runs), identities(other.runs)):
         raise UserError(
-            f"{option('from', other.folder)}: {', '.join(networks)} had other weights in that study; so its "
-            f"runs cannot "
-            f"test this study's verdicts"
+            f"{option('from', other.folder)}: {', '.join(networks)} had other weights in that study, so its "
+            f"runs cannot test this study's verdicts"
         )
     if missing := sum(run.state == "missing" for arm in other.results.arms for run in arm.runs):
         raise UserError(

@@ -120,11 +120,13 @@ class SearchSettings(Settings):
 
     kind: Literal["grid", "random", "optuna"] = Field(
         "grid",
-        description="Search method. grid: every combination of the listed values; random: random draws; "
-        "optuna: a sampler of Optuna",
+        description="Search method (grid tries every combination of the listed values, random draws values, "
+        "optuna uses a sampler of Optuna)",
     )
     trials: int | None = Field(None, ge=2, le=1_000, description="Number of trials for each arm, for random and optuna")
-    sampler: Literal["tpe", "cmaes", "random"] = Field("tpe", description="optuna: sampler that proposes the values")
+    sampler: Literal["tpe", "cmaes", "random"] = Field(
+        "tpe", description="Sampler of Optuna that proposes the values, for the kind optuna"
+    )
 
     def problems(self) -> Iterator[str]:
         if self.kind == "grid" and self.trials is not None:

@@ -15,7 +15,7 @@ class Options(Settings):
     first: str = Field("long", description="Caption column that training reads before the mix begins")
     weights: Weights = Field(
         {"long": 0.5, "short": 0.5},
-        description="Weight of each caption column in the mix: how often it is drawn, relative to the others",
+        description="Weight with which the mix draws each caption column, relative to the others",
     )
     start: Moment = Field(0.5, description="When the mix begins: a step, or a share of the training")
     end: Moment = Field(0.75, description="When the mix is complete: a step, or a share of the training")

@@ -12,7 +12,7 @@ from tintype.techniques.technique import Technique
 class Options(Settings):
     weights: Weights = Field(
         {"long": 0.5, "short": 0.5},
-        description="Weight of each caption column: how often it is drawn, relative to the others",
+        description="Weight with which each caption column is drawn, relative to the others",
     )
 
 

@@ -21,9 +21,7 @@ class Options(RepaOptions):
     class_weight: float = Field(
         0.03, gt=0, description="Loss weight of the class token; `weight` is that of the alignment"
     )
-    class_width: int | None = Field(
-        None, ge=1, description="Width of the class token; by default that of the teacher's"
-    )
+    class_width: int | None = Field(None, ge=1, description="Width of the class token; by default that of the teacher")
 
 
 def apply(plan: Plan, options: Options) -> Changes:

@@ -20,7 +20,9 @@ from tintype.techniques.technique import Changes, Technique
 class StoppedRepaOptions(RepaOptions):
     """Options of an alignment that stops before training ends."""
 
-    stop: int | None = Field(None, ge=1, description="Step at which the alignment stops: the first step without it")
+    stop: int | None = Field(
+        None, ge=1, description="Step at which the alignment stops, which is the first step without alignment"
+    )
     share: float = Field(
         0.25, gt=0, lt=1, description="Share of the training in which this loss is used, in place of stop"
     )

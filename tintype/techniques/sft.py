@@ -23,10 +23,10 @@ _LR_SHARE = 0.1
 
 class Options(Settings):
     from_: PathText = Field(
-        alias="from", min_length=1, description="Run to start from: its folder, or arm:NAME in a study"
+        alias="from", min_length=1, description="Run to start from, as a folder or, in a study, as arm:NAME"
     )
     weights: Literal["raw", "average"] = Field(
-        "raw", description="Weights to start from: those of the last step (raw), or their average"
+        "raw", description="Weights to start from, either those of the last step (raw) or their average"
     )
     sha256: str | None = Field(
         None, description="First digits of the weights' SHA-256; weights with another hash are refused"

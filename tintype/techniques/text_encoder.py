@@ -14,7 +14,7 @@ from tintype.text import TextChoice
 
 class Options(Settings):
     to: TextChoice = Field(
-        description="The new text encoder: a kind alone (to=t5gemma), or a kind with settings "
+        description="The new text encoder, as a kind alone (to=t5gemma) or a kind with settings "
         "(to.kind=t5,to.weights=DIR)"
     )
 

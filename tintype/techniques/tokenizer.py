@@ -20,7 +20,8 @@ from tintype.tokenizers.part import TokenizerPart
 
 class Options(Settings):
     to: TokenizerChoice = Field(
-        description="The new tokenizer: a kind alone (to=flux2), or a kind with settings (to.kind=taef2,to.weights=DIR)"
+        description="The new tokenizer, as a kind alone (to=flux2) or a kind with settings "
+        "(to.kind=taef2,to.weights=DIR)"
     )
     patch: int | None = Field(
         None, ge=1, description="New model.patch; by default the value that keeps the number of tokens"

@@ -66,7 +66,7 @@ class ImageSettings(Settings):
     short_px: int | None = Field(
         None, ge=16, description="Short side, in pixels, to which images are shrunk before cropping; null: not shrunk"
     )
-    limit: int | None = Field(None, ge=2, description="Use only the first N images, where N is this number")
+    limit: int | None = Field(None, ge=2, description="Number of images to use, counted from the first; null: all")
     held_out: int = Field(256, ge=1, description="Number of held-out images; at most a fifth of the images on disk")
     scenes: SceneSettings = SceneSettings()
 

@@ -160,7 +160,7 @@ def _check_header(folder: Path, made_of: Mapping[str, object]) -> None:
             )
         elif names:
             raise UserError(
-                f"{folder} is not a cache of latents: it contains files, but not {HEADER_NAME}",
+                f"{folder} is not a cache of latents: the folder contains files, but not {HEADER_NAME}",
                 "set run.latents_folder to a new folder, or leave it out",
             )
         else:

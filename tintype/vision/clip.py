@@ -51,7 +51,7 @@ class ClipSettings(HubEncoderPart):
     source: Source = "openai/clip-vit-large-patch14-336"
     form: Literal["processor", "cmmd"] = Field(
         "processor",
-        description="Preprocessing. processor: resize the short side, then crop; cmmd: crop the centre, then resize",
+        description="Preprocessing (processor resizes the short side, then crops; cmmd crops the centre, then resizes)",
     )
 
     @property

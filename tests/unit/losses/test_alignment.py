@@ -136,9 +136,9 @@ def test_a_term_is_built_and_loads_its_state_without_its_teacher(tmp_path: Path)
     assert one.projector.get_parameter("4.weight").shape == (16, 16)
     with pytest.raises(UserError, match=r"no \.safetensors file"):
         one.ready()
-    with pytest.raises(RuntimeError, match="repa: ready"):
+    with pytest.raises(RuntimeError, match="repa: call ready"):
         one.look(torch.zeros(1, 3, 16, 16).byte(), [0])
-    with pytest.raises(RuntimeError, match="repa: look"):
+    with pytest.raises(RuntimeError, match="repa: call look"):
         one.loss(view(normal(SAMPLES, 6, WIDTH), None))
 
 

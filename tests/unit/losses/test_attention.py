@@ -118,7 +118,7 @@ FEW = f"haste:teacher.kind=dinov2,teacher.source={tiny_dino.FOLDER},hidden=32"
         ([], f"{FEW},layers=3", "layers is 3, but there are only 2 blocks"),
         ([], f"{FEW},stop=6", "the alignment would stop at step 6"),
         ([], f"{FEW},stop=2,share=0.5", "not both"),
-        (["run.distribution.kind=fsdp"], FEW, "fsdp shards"),
+        (["run.distribution.kind=fsdp"], FEW, "fsdp does not give"),
     ],
     ids=["convolutional", "too few blocks", "stop too late", "two ends", "fsdp"],
 )

@@ -132,7 +132,11 @@ def test_the_bias_is_its_weight_at_the_last_step() -> None:
         ([], "contrastive:weight=1", "must be below 1"),
         ([], "contrastive:weight=0", "must be above 0"),
         (["train.accumulate=4"], "contrastive", r"'contrastive'.* one sample in each"),
-        ([], "contrastive:schedule.kind=ramp,schedule.start=6,schedule.end=9", "its weight is 0 at every step"),
+        (
+            [],
+            "contrastive:schedule.kind=ramp,schedule.start=6,schedule.end=9",
+            "the weight of this loss is 0 at every step",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(assignments: list[str], spec: str, message: str) -> None:

@@ -127,7 +127,7 @@ def test_its_block_is_a_quarter_of_the_depth() -> None:
     ("assignments", "specs", "message"),
     [
         (["train.accumulate=4"], ["dispersive"], "one sample in each"),
-        ([], ["dispersive:block=4"], "no block 4"),
+        ([], ["dispersive:block=4"], "block 4 does not exist"),
         ([], ["dispersive:temperature=0"], "must be above 0"),
         ([], ["tread", "dispersive:block=2"], r"block 2 sees a part of the tokens \(route.kind 'tread'\)"),
     ],

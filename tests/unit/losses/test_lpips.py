@@ -120,7 +120,7 @@ def test_pictures_that_would_be_brought_down_too_far_are_refused() -> None:
 
 
 def test_weights_of_another_network_are_refused() -> None:
-    with pytest.raises(UserError, match="does not fit Lpips"):
+    with pytest.raises(UserError, match="do not fit Lpips"):
         LpipsLossSettings(net="vgg16", weights=str(write_alexnet())).fetch((4, 4))
 
 

@@ -215,7 +215,7 @@ def test_is_refused_where_the_model_predicts_latents(kind: str) -> None:
 @every_kind
 @pytest.mark.parametrize(("shape", "start", "end"), [("until", 6, 7), ("ramp", 6, 9), ("fall", 0, 1)])
 def test_is_refused_where_its_weight_is_zero_at_every_step(kind: str, shape: str, start: int, end: int) -> None:
-    words = rf"{kind}: its weight is 0 at every step: .*'{shape}' from step {start} to {end}, .* the run has 6 steps"
+    words = rf"{kind}: the weight of this loss is 0 .*: .*'{shape}' from step {start} to {end}, .* the run has 6 steps"
     with pytest.raises(UserError, match=words):
         never = f"{spec_of(kind)},schedule.kind={shape},schedule.start={start},schedule.end={end}"
         tiny_plan("data.size_px=32", techniques=["x-prediction", never])

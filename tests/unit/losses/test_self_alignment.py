@@ -152,7 +152,7 @@ def test_its_blocks_are_the_authors_shares_of_the_depth(depth: int, blocks: tupl
             "the teacher is the weight average, but the plan has no average; add the technique ema",
         ),
         (["run.distribution.kind=fsdp"], ["ema", "self-alignment"], "fsdp shards it"),
-        ([], ["ema", "self-alignment:teacher_block=4"], "no block 4"),
+        ([], ["ema", "self-alignment:teacher_block=4"], "block 4 does not exist"),
     ],
 )
 def test_what_cannot_be_is_refused(assignments: list[str], specs: list[str], message: str) -> None:

@@ -234,7 +234,7 @@ def test_a_run_of_fp8_is_sampled_on_a_cpu_in_bf16_with_a_note(
 @pytest.mark.parametrize(
     ("assignments", "message"),
     [
-        (["model.width=40"], r"'fp8' applied.*multiples of 16; img_qkv_proj has 40 \(model.width\)"),
+        (["model.width=40"], r"'fp8' applied.*multiples of 16, but img_qkv_proj has 40 \(model.width\)"),
         (["model.mlp_ratio=2.25"], r"gate_proj has 72 \(model.width × model.mlp_ratio\)"),
         (["precision.storage=bf16", "precision.compute=bf16"], "'fp8': matmul fp8 is for weights stored in fp32"),
     ],

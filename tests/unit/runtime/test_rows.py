@@ -68,7 +68,9 @@ def test_a_file_system_without_links_has_caches_too(tmp_path: Path, monkeypatch:
 def test_room_that_cannot_be_had_after_all_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 63))
     large = Content("numbers", (1 << 57,), torch.int64, "do without")
-    with pytest.raises(UserError, match=rf"cannot make .*\({(1 << 61) + 16} bytes\): .*TINTYPE_CACHE.*, or do without"):
+    with pytest.raises(
+        UserError, match=rf"cannot create .*\({(1 << 61) + 16} bytes\): .*TINTYPE_CACHE.*, or do without"
+    ):
         make_file(tmp_path / "x.rows", large)
     assert list(tmp_path.iterdir()) == []
 

@@ -203,7 +203,7 @@ def test_kept_images_are_limited_and_damaged_ones_left_out(tmp_path: Path) -> No
             file.rename(tmp_path / "all" / f"{index:02d}{file.suffix}")
         (tmp_path / "moved").rmdir()
     (tmp_path / "all").rename(tmp_path / "picked")
-    with pytest.raises(UserError, match="has 64 images already"):
+    with pytest.raises(UserError, match="already has 64 images"):
         keep_image(tmp_path, b"another", {"prompt": "x"})
     assert keep_image(tmp_path, b"png", {"prompt": "5"}).prompt == "5", "it is there"
     (tmp_path / "picked" / "03.json").write_text("{")

@@ -164,7 +164,7 @@ def test_a_curriculum_that_does_not_change_in_the_run_is_refused(schedule: str) 
 @pytest.mark.parametrize("technique", ["caption-mix", "caption-curriculum"])
 def test_a_column_that_the_data_lacks_is_refused_before_the_first_step(technique: str) -> None:
     plan = tiny_plan(techniques=[f"{technique}:weights.long=1,weights.tags=1"])
-    with pytest.raises(UserError, match="no caption column 'tags'; it has long, short"):
+    with pytest.raises(UserError, match="no caption column 'tags'; its caption columns are long, short"):
         build_session(plan)
 
 

@@ -51,7 +51,7 @@ def test_a_slow_change_is_a_line_and_leaves_the_rest() -> None:
     ("options", "assignments", "message"),
     [
         (":at=0.8,over=0.3", [], "would end after the training"),
-        ("", ["data.style=render"], "the first source is the plan's own data"),
+        ("", ["data.style=render"], "both sources are the plan's own data"),
         (":first.stile=render", [], r"synthetic-then-real': first: stile: unknown key; did you mean 'style'"),
         (":first.kind=stores", [], "unknown kind of data 'stores'; did you mean 'store'"),
         (":first.size_px=32", [], "its size_px is 32 and the mixture's is 16"),

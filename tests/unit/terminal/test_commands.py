@@ -191,7 +191,7 @@ COMMANDS: dict[str, Long] = {
             *("--concurrency", 1),
         ],
         r"captioning: 3 of 6 images \(50%\) · .* tokens · [\d.,]+ images/s · .*\d+ s left",
-        rf"\d images, \d of them now.*; the answers are kept, {RESUME}",
+        rf"\d images, \d of them now.*; the answers are kept; {RESUME}",
         at=3,
     ),
     "data show": Long(

@@ -368,7 +368,7 @@ def test_half_a_checkpoint_is_refused(copied: Path) -> None:
 
 
 def test_a_model_whose_width_cannot_be_read_is_refused() -> None:
-    with pytest.raises(UserError, match=r"the config of a 'clip' says None for 'hidden_size'"):
+    with pytest.raises(UserError, match=r"the config of a 'clip' has the value None for 'hidden_size'"):
         encoder_of("transformers", write_text_encoder("clip"))
 
 

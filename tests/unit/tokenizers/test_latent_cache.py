@@ -359,7 +359,7 @@ def test_a_cache_that_was_renamed_edited_or_mixed_up_is_refused(vae: Path, tmp_p
     first, second = plan_of("small-vae", vae), plan_of("small-vae", vae, "data.seed=1")
     one, two = filled(first).folder, filled(second).folder
     (two / ROWS_NAME).replace(one / ROWS_NAME)
-    with pytest.raises(UserError, match=r"latents\.rows contains other latents; delete it"):
+    with pytest.raises(UserError, match=r"latents\.rows contains other latents; delete this file"):
         build_session(first)
     shutil.rmtree(one)
     two.replace(one)

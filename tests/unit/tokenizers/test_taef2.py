@@ -80,7 +80,7 @@ def test_weights_that_are_missing_or_of_another_layout_are_named(folder: Path) -
         Taef2Settings(weights=str(folder)).build(CPU)
     (folder / "taef2_encoder.safetensors").rename(folder / "taef2_decoder.safetensors")
     (folder / "kept").rename(folder / "taef2_encoder.safetensors")
-    with pytest.raises(UserError, match=r"does not fit Sequential: \d+ missing: "):
+    with pytest.raises(UserError, match=r"do not fit Sequential: \d+ missing: "):
         Taef2Settings(weights=str(folder)).build(CPU)
     (folder / "taef2_encoder.safetensors").write_bytes(b"no tensors")
     with pytest.raises(UserError, match="is not a safetensors file"):

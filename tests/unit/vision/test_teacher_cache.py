@@ -203,13 +203,14 @@ def test_a_folder_that_cannot_be_written_is_named(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TINTYPE_CACHE", str(tmp_path / "file"))
-    with pytest.raises(UserError, match=r"cannot make .*/file/teacher/.*Not a directory"):
+    with pytest.raises(UserError, match=r"cannot create .*/file/teacher/.*Not a directory"):
         kept("disk", teacher)
 
 
 def test_memory_that_would_not_hold_it_is_said(teacher: Teacher) -> None:
     with pytest.raises(
-        UserError, match=r"tokens of 1000000000000 images need 2e\+05 GB of memory, and .* free.* cache to disk or none"
+        UserError,
+        match=r"tokens of 1000000000000 images need 2e\+05 GB of memory, but only .* free.* cache to disk or none",
     ):
         kept("memory", teacher, source(10**12))
 

@@ -265,17 +265,17 @@ def test_identity_is_of_weights_preprocessing_grid_and_arithmetic_but_not_of_the
                     image_size=32, patch_size=4, embed_dim=8, depths=[1, 1], num_heads=[1, 2], window_size=2
                 )
             ),
-            r"grid of 8 × 6 tokens: it gave an output of the shape \[1, 12, 16\], where 48 tokens of the width 16",
+            r"grid of 8 × 6 tokens: .* output of the shape \[1, 12, 16\], but it must give 48 tokens of width 16",
         ),
         (
             lambda: transformers.ConvNextModel(transformers.ConvNextConfig(hidden_sizes=[4] * 4, depths=[1] * 4)),
-            r"is a 'convnext' and cannot be a teacher: its config has no single 'hidden_size'",
+            r"is a 'convnext' and cannot be a teacher: its config has no single value for 'hidden_size'",
         ),
         (
             lambda: transformers.ResNetModel(
                 transformers.ResNetConfig(embedding_size=4, hidden_sizes=[4, 4], depths=[1, 1])
             ),
-            r"is a 'resnet' and cannot be a teacher: its config has no single 'patch_size'",
+            r"is a 'resnet' and cannot be a teacher: its config has no single value for 'patch_size'",
         ),
         (
             lambda: transformers.Aimv2VisionModel(transformers.Aimv2VisionConfig(**VISION)),
@@ -283,7 +283,7 @@ def test_identity_is_of_weights_preprocessing_grid_and_arithmetic_but_not_of_the
         ),
         (
             lambda: transformers.ViTMAEModel(transformers.ViTMAEConfig(**VISION)),
-            r"it gave an output of the shape \[1, 13, 16\], where 48 tokens",
+            r"it gave an output of the shape \[1, 13, 16\], but it must give 48 tokens",
         ),
         (
             lambda: transformers.ViTMAEModel(transformers.ViTMAEConfig(**VISION, mask_ratio=0.0)),
@@ -311,7 +311,7 @@ def test_tokens_of_another_width_than_the_configs_are_refused() -> None:
         vit(), Preprocess((42, 28), Resampling("bicubic")), words="a test", output="", weights_digest=""
     )
     teacher = TransformersTeacher("transformers", network, CPU, GRID, 17)
-    with pytest.raises(UserError, match=r"a test cannot be .* of the width 16, where 6 tokens of the width 17"):
+    with pytest.raises(UserError, match=r"a test cannot be .* of the width 16, but it must give 6 tokens of width 17"):
         teacher.check()
 
 

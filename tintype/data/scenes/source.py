@@ -96,8 +96,8 @@ class ScenesSettings(DataPart):
     count: int = Field(8192, ge=1, description="Number of training images")
     style: Literal["render", "photo", "both"] = Field(
         "render",
-        description="render: clean images; photo: with noise, blur, vignette and rougher texture; "
-        "both: the two in turn",
+        description="Style of the images (render is clean, photo has noise, blur, vignette and rougher texture, "
+        "both alternates)",
     )
     min_objects: int = Field(1, ge=1, le=4, description="Smallest number of objects in a scene")
     max_objects: int = Field(4, ge=1, le=4, description="Largest number of objects in a scene")
@@ -118,7 +118,9 @@ class ScenesSettings(DataPart):
         description="Factor of the objects' size; above 1 only with max_objects=1, since several objects would overlap",
     )
     evaluate_style: Literal["render", "photo", "both"] | None = Field(
-        None, description="Style of the held-out scenes that are the reference for scores; null: the style of training"
+        None,
+        description="Style of the held-out scenes that are the reference for scores; null: the same style "
+        "as in training",
     )
 
     def problems(self) -> Iterator[str]:

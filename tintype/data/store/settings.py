@@ -40,7 +40,9 @@ class StoreSettings(DataPart):
     kind: Literal["store"] = "store"
     size_px: int = Field(64, ge=16, le=LARGEST_PX, description="Width and height of the images")
     path: PathText = Field(min_length=1, description="Folder of the store")
-    limit: int | None = Field(None, ge=1, description="Use only the first N training images, where N is this number")
+    limit: int | None = Field(
+        None, ge=1, description="Number of training images to use, counted from the first; null: all"
+    )
     sha256: Pin = Field(
         None, description="First digits of the store's identity hash; a store with another identity is refused"
     )

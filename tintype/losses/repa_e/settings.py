@@ -38,8 +38,8 @@ class TuningPerceptual(PerceptualSettings):
 
     kind: Literal["none", "scenes", "lpips"] = Field(
         "lpips",
-        description="Network of the perceptual distance. lpips: LPIPS, whose weights are needed; "
-        "scenes: the packaged scene encoder; none: no distance",
+        description="Network of the perceptual distance (lpips needs its weights, scenes is the packaged scene "
+        "encoder, none turns the distance off)",
     )
     weight: float = Field(1.0, gt=0, description="Weight of the perceptual distance in the autoencoder's loss")
 
@@ -74,8 +74,8 @@ class TuningOptions(RepaOptions):
     )
     perceptual: Annotated[TuningPerceptual, BeforeValidator(kind_alone)] = Field(
         TuningPerceptual(),
-        description="Perceptual distance of the reconstructions: a kind alone "
-        "(perceptual=none), or a kind with settings",
+        description="Perceptual distance of the reconstructions, as a kind alone (perceptual=none) or a kind "
+        "with settings",
     )
     adversarial: TuningDiscriminator = Field(
         TuningDiscriminator(), description="Discriminator that compares reconstructions with real images"

@@ -302,7 +302,7 @@ def test_two_ranks_train_what_one_process_trains(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("build", "reason"),
     [
-        (lambda: tuned_plan(techniques=[judged()]), "discriminator needs data.size_px of at least 24, and it is 16"),
+        (lambda: tuned_plan(techniques=[judged()]), "discriminator needs data.size_px of at least 24, but it is 16"),
         (
             lambda: judged_plan(techniques=[judged(6)]),
             r"adversarial.start_step \(6\) is not before the last of 6 steps",
