@@ -371,7 +371,7 @@ def test_housekeeping_may_change_when_a_run_goes_on(run: Path) -> None:
 def test_two_processes_cannot_train_in_one_folder(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tintype.runtime.locks._WAIT_S", 0.0)
     folder = RunFolder(run)
-    with folder.claim(PLAN), pytest.raises(UserError, match=rf"another process \({os.getpid()}\) works in "):
+    with folder.claim(PLAN), pytest.raises(UserError, match=rf"another process \({os.getpid()}\) is writing to "):
         train(PLAN, run, Interrupt())
 
 

@@ -156,7 +156,7 @@ def test_an_unknown_preset_is_refused_with_its_place(tmp_path: Path) -> None:
         protocol_of(["preset=pxr"])
     file = tmp_path / "study.yaml"
     file.write_text("question: q\nrecipe: pocket\nseeds: [0]\narms: [{techniques: [min-snr]}]\nevaluation: pxr\n")
-    with pytest.raises(UserError, match=r"study\.yaml.*unknown preset 'pxr'"):
+    with pytest.raises(UserError, match=r"study\.yaml.*unknown evaluation preset 'pxr'"):
         load_study(str(file))
 
 

@@ -229,7 +229,7 @@ def test_a_look_begins_only_where_it_fits_into_the_budget(study: Study, tmp_path
 
 
 def test_a_budget_needs_several_looks(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="this study has one look; plan several"):
+    with pytest.raises(UserError, match="this study has only one look; plan several"):
         run(study_with(tmp_path, "seeds=[0, 1]"), tmp_path / "out", Writer(), budget_s=60.0)
 
 

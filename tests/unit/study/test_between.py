@@ -51,7 +51,7 @@ def study(text: str = TEXT) -> Study:
     ("pairs", "message"),
     [
         ("[[muon + rep, muon]]", "compare.0: unknown arm 'muon + rep'; did you mean 'muon + repa'?"),
-        ("[[muon, muon]]", "compare.0: 'muon' against itself"),
+        ("[[muon, muon]]", "compare.0: the arm 'muon' cannot be compared with itself"),
         ("[[muon, baseline]]", "every arm is compared with the baseline without this setting"),
         ("[[control, muon]]", "the control is the baseline with other seeds"),
         ("[[muon + repa, muon], [muon, muon + repa]]", "muon and muon + repa are compared by compare.0 already"),

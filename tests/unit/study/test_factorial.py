@@ -102,7 +102,7 @@ def test_a_factor_can_have_a_name_and_survives_the_study_file() -> None:
         ("[3]", "line 6: factorial.0: a factor is a list of techniques and overrides"),
         ("[x-predicton]", "line 6: arm 'x-predicton': unknown technique 'x-predicton'; did you mean 'x-prediction'"),
         ("[optimizer.rate=3]", "line 6: arm 'optimizer.rate=3': .*optimizer.rate: unknown key"),
-        ("[data.size_px=64]", "line 6: factorial.0: set: data.size_px=64: seed, data, run are the same"),
+        ("[data.size_px=64]", "line 6: factorial.0: set: data.size_px=64: seed, data, run must be the same"),
         (
             "[train.clip_norm=3.0]",
             "line 5: arm '.*': the factors 'train.clip_norm=3.0' and .* both set train.clip_norm",

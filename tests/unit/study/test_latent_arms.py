@@ -107,7 +107,10 @@ def test_one_folder_for_latents_of_several_tokenizers_is_refused_before_training
     plans = [tiny_plan(*overrides), tiny_plan(*overrides, techniques=[one])]
     _check_latents_folder([*plans, plans[1].model_copy(update={"seed": 1})])  # pixels have none
     plans.append(tiny_plan(*overrides, techniques=[f"tokenizer:to.kind=small-vae,to.folder={other}"]))
-    with pytest.raises(UserError, match=r"folder is .*mine, but the arms have several tokenizers.*leave it out"):
+    with pytest.raises(
+        UserError,
+        match=r"folder is .*mine for all arms, but the arms have several tokenizers.*leave run.latents_folder out",
+    ):
         _check_latents_folder(plans)
 
 
@@ -138,7 +141,7 @@ def test_captions_that_an_arm_reads_are_looked_for_before_the_first_run(tmp_path
     data = json.dumps([f"data={{kind: store, path: {tmp_path / 's'}, size_px: 16}}"])
     settings = (f"set={data}", "primary=[validation_loss]", "evaluation.encoders=[]", "evaluation.metrics=[]")
     study = _study_of(tmp_path, *settings, technique="short-captions")
-    with pytest.raises(UserError, match="no caption column 'short'; it has long"):
+    with pytest.raises(UserError, match="no caption column 'short'; its caption columns are long"):
         run_study(study, tmp_path / "out", 1)
     assert not list((tmp_path / "out").glob("runs/*"))
 
@@ -154,7 +157,9 @@ def test_a_tokenizer_that_changed_between_runs_is_refused(study: Path) -> None:
     baseline, latents = (arm.runs[0] for arm in read_results_file(study / "results.json").arms)
     check_identities({"baseline": [baseline], "one": [latents], "two": [latents]})
     runs = {"one": [latents], "two": [latents.model_copy(update={"tokenizer": _other_weights(latents)})]}
-    with pytest.raises(UserError, match=r"the tokenizer 'flux1' was .* for 'one', seed 0 and cdcdcdcdcdcd for 'two'"):
+    with pytest.raises(
+        UserError, match=r"the tokenizer 'flux1' had the identity .* for 'one', seed 0, but cdcdcdcdcdcd for 'two'"
+    ):
         check_identities(runs)
 
 

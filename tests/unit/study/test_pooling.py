@@ -87,7 +87,7 @@ def test_what_does_not_fit_is_left_out_or_refused(folder: Path, tmp_path: Path) 
         pool_studies([folder / "first", other])
     with pytest.raises(UserError, match="at least two studies"):
         pool_studies([folder / "first"])
-    with pytest.raises(UserError, match="no arm 'nothing' is in two"):
+    with pytest.raises(UserError, match="fewer than two of the studies have the arm 'nothing'"):
         pool_studies([folder / "first", folder / "second"], ["nothing"])
 
 

@@ -148,7 +148,7 @@ def test_the_same_plan_under_another_name_gets_the_recorded_answer(out: Path) ->
     ("arm", "message"),
     [
         ("lucky=seed=7", "another seed is not a valid change"),
-        ("lucky=run.threads=2", "are the same for all arms of a study"),
+        ("lucky=run.threads=2", "must be the same for all arms of a study"),
         ("same=optimizer.lr=1e-3", "changes nothing"),
         ("mine=optimizer.lr=0.01", "the arms 'old' and 'mine' have the same plan"),
         ("old=optimizer.lr=0.02", "already has an arm with this name"),

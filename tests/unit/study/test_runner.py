@@ -100,7 +100,7 @@ def test_runs_go_seed_by_seed_through_all_arms_and_resolutions(tmp_path: Path) -
 
 
 def test_two_studies_cannot_work_in_one_folder(tmp_path: Path) -> None:
-    with locked(tmp_path / "out"), pytest.raises(UserError, match=r"another process \(\d+\) works in "):
+    with locked(tmp_path / "out"), pytest.raises(UserError, match=r"another process \(\d+\) is writing to "):
         run_study(load_study("pocket"), tmp_path / "out", 1)
     assert not (tmp_path / "out" / "study.yaml").exists()
 

@@ -149,8 +149,8 @@ def test_draws_fill_a_range_evenly_on_its_scale() -> None:
             "there are only 2 different choices of values, but tune_by asks for 5 trials",
         ),
         ("tune={optimizer.rate: {uniform: [1, 2]}}", "optimizer.rate: unknown key"),
-        ("tune={seed: {integer: [1, 9]}}", "tune: seed: seed, data, run are the same for all arms"),
-        ("arms=[{techniques: ['muon:lr=1e-3']}]", "it sets optimizer.lr itself, .* among log_uniform"),
+        ("tune={seed: {integer: [1, 9]}}", "tune: seed: seed, data, run must be the same for all arms"),
+        ("arms=[{techniques: ['muon:lr=1e-3']}]", "the arm sets optimizer.lr itself, .* from log_uniform"),
         ("tune_seeds=[1]", "tune_seeds: 1 is also in seeds or control_seeds"),
     ],
 )
@@ -160,7 +160,7 @@ def test_a_sweep_that_makes_no_sense_is_refused(tmp_path: Path, assignment: str,
 
 
 def test_an_arm_that_sets_a_tuned_key_is_refused_before_a_sampler_is_asked(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"it sets optimizer\.lr itself"):
+    with pytest.raises(UserError, match=r"the arm sets optimizer\.lr itself"):
         study_of(tmp_path, OPTUNA, "arms=[{techniques: ['muon:lr=1e-3']}]")
 
 

@@ -315,7 +315,7 @@ def test_jobs_are_a_number_or_auto(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "choose_device", lambda device: torch.device("cuda"))
     assert supervisor.parse_jobs(None) == "auto"
     for wrong in ("0", "many", "-1", "1.5"):
-        with pytest.raises(UserError, match="give one of at least 1, or auto"):
+        with pytest.raises(UserError, match="give a number of at least 1, or auto"):
             supervisor.parse_jobs(wrong)
 
 

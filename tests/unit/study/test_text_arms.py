@@ -31,5 +31,7 @@ def test_an_encoder_that_changed_between_runs_is_refused() -> None:
     elsewhere = run_of("ef" * 32, option() + ",to.clean=true")
     check_identities({"baseline": [words], "one": [one], "two": [two], "elsewhere": [elsewhere]})
     changed = run_of("cd" * 32, option())
-    with pytest.raises(UserError, match=r"the text encoder 'minilm' was abab.* for 'one', seed 0 and cdcdcdcdcdcd for"):
+    with pytest.raises(
+        UserError, match=r"the text encoder 'minilm' had the identity abab.* for 'one', seed 0, but cdcdcdcdcdcd for"
+    ):
         check_identities({"one": [one], "two": [changed]})

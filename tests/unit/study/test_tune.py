@@ -91,13 +91,13 @@ def test_the_baseline_and_each_arm_get_the_same_values_and_seeds(tmp_path: Path)
         ("tune={optimizer.lr: [1e-3, 1e-3]}", "tune: optimizer.lr: 0.001 is given twice"),
         ("tune={optimizer.lr: [1e-3]}", "must have 2 or more values"),
         ("tune={optimizer.rate: [1.0, 2.0]}", r"tune optimizer.rate=1.0: optimizer.rate: unknown key"),
-        ("tune={data.count: [24, 48]}", "tune: data.count: seed, data, run are the same for all arms"),
+        ("tune={data.count: [24, 48]}", "tune: data.count: seed, data, run must be the same for all arms"),
         (
             "arms=[{techniques: ['muon:lr=1e-3']}]",
             "the arm sets optimizer.lr itself, to 0.001, .* leave optimizer.lr out of the arm",
         ),
-        ("arms=[{set: [optimizer.lr=1e-3], techniques: [muon]}]", "it sets optimizer.lr itself"),
-        ("arms=[{techniques: ['sft:from=arm:baseline,lr=1e-4']}]", "it starts from the arm 'baseline'"),
+        ("arms=[{set: [optimizer.lr=1e-3], techniques: [muon]}]", "the arm sets optimizer.lr itself"),
+        ("arms=[{techniques: ['sft:from=arm:baseline,lr=1e-4']}]", "the arm starts from the arm 'baseline'"),
     ],
 )
 def test_a_study_that_cannot_be_tuned_fairly_is_refused(tmp_path: Path, assignment: str, message: str) -> None:

@@ -44,7 +44,7 @@ def joins(study: Study, out: Path) -> dict[str, bool]:
             command()
             found[name] = True
         except UserError as error:
-            found[name] = "computes other numbers" not in str(error)
+            found[name] = "gives other numbers" not in str(error)
     return found
 
 

@@ -101,7 +101,7 @@ def test_a_failed_run_is_left_by_workers_and_tried_again_by_its_hash(tmp_path: P
 def test_a_folder_without_a_study_is_refused(tmp_path: Path) -> None:
     asks: list[Callable[[Path], object]] = [work_on_study, status_of]
     for ask in asks:
-        with pytest.raises(UserError, match=r"is not a study \(no study.yaml\)"):
+        with pytest.raises(UserError, match=r"is not a study: study.yaml is missing"):
             ask(tmp_path)
 
 

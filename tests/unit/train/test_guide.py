@@ -159,7 +159,7 @@ def test_the_command(trained: Path, tmp_path: Path) -> None:
     ask(*auto, "0.25")
     first, second = (written(tmp_path / name) for name in ("0000.png", "0001.png"))
     assert first == {**second, "step": 2} and second["step"] == 0.25 and second["length"] == 0.1
-    with pytest.raises(UserError, match="go with --guidance-kind autoguidance"):
+    with pytest.raises(UserError, match="apply only to --guidance-kind autoguidance"):
         ask("--guide-step", "2")
 
 
