@@ -52,7 +52,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--to", "safetensors", "--check"], "--check compares"),
         (["--to", "safetensors", "--license", "mit"], "--license applies only to a folder with a model card"),
         (["--to", "safetensors", "--push", "a/b", "--yes"], "--push applies only to a folder with a model card"),
-        (["--to", "diffusers", "--private"], "--private is for --push"),
+        (["--to", "diffusers", "--private"], "--private applies only to --push"),
         (["--to", "diffusers", "--push", "nowhere", "--yes"], "OWNER/NAME"),
         (["--to", "diffusers", "--license", "My Own"], '--license "My Own"'),
     ],

@@ -294,7 +294,7 @@ def test_what_is_no_model_is_named(tmp_path: Path, name: str) -> None:
     elif not name.startswith("nothing"):
         place.write_bytes(b"not a model")
     words = {"model.pth": "pickle", "model.safetensors": "cannot be read", "folder": "not a PRX model"}
-    with pytest.raises(UserError, match=words.get(name, "there is no")):
+    with pytest.raises(UserError, match=words.get(name, "does not exist")):
         import_model(place, tmp_path / "run", [CPU])
 
 

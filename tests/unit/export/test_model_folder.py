@@ -165,7 +165,7 @@ def test_it_is_not_trained_on_but_others_start_from_it(run: Path, model: Path, t
     with pytest.raises(UserError, match=r"only the average weights; use start.weights=average"):
         train(apply_techniques(plan, [f"sft:from={model}"]), tmp_path / "raw", Interrupt())
     train(apply_techniques(plan, [f"sft:from={model},weights=average"]), tmp_path / "tuned", Interrupt())
-    with pytest.raises(UserError, match="has its average weights only"):
+    with pytest.raises(UserError, match=r"only the run.s average weights"):
         export_model(model, tmp_path / "again", ExportOptions("raw"))
     export_model(model, tmp_path / "again")
     assert (tmp_path / "again" / "plan.yaml").read_text() == (model / "plan.yaml").read_text()

@@ -233,7 +233,7 @@ def test_a_folder_without_a_card_a_run_and_a_link_are_refused_and_hidden_files_s
     (folder / "README.md").unlink()
     with pytest.raises(UserError, match="has no model card"):
         collect(folder)
-    with pytest.raises(UserError, match="there is no folder"):
+    with pytest.raises(UserError, match="does not exist"):
         collect(folder / "nowhere")
 
 

@@ -80,7 +80,7 @@ def test_a_mistake_in_its_settings_is_named_like_any_other(setting: str, error: 
         ("LAUNCHERS = {'a': 1}", "its launcher 'a' is not a function"),
         ("LAUNCHERS = {'slurm': print}", "its launcher 'slurm' is built into tintype"),
         (LOSS.replace('"mine"', '"repa"'), "'repa' is built into tintype; choose another name for your own"),
-        (LOSS.replace("LOSSES = (", "LOSSES = (MineSettings, "), "its loss 'mine' is given twice"),
+        (LOSS.replace("LOSSES = (", "LOSSES = (MineSettings, "), "the loss 'mine' is given twice"),
     ],
 )
 def test_a_wrong_file_is_refused_and_leaves_nothing(text: str, error: str, tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_names_of_files_are_words_and_differ(tmp_path: Path) -> None:
     load_files([write_plugin(tmp_path)])
     with pytest.raises(UserError, match=r"my_ideas\.py has the same name"):
         load_files([write_plugin(tmp_path / "other", "LAUNCHERS = {'a': print}")])
-    with pytest.raises(UserError, match=r"its technique 'mine' is in the plugin my_ideas\.py too"):
+    with pytest.raises(UserError, match=r"the technique 'mine' is also in the plugin my_ideas\.py"):
         load_files([write_plugin(tmp_path, name="others.py")])
     assert [file.name for file in given_files()] == ["my_ideas.py"]
 

@@ -599,11 +599,11 @@ def test_a_batch_that_ranks_cannot_share_is_refused() -> None:
 @pytest.mark.parametrize(
     ("settings", "more", "message"),
     [
-        (["kind=fsdp", "shards=2"], [], "shards is 2, which does not divide the 3 ranks; valid: 1, 3"),
+        (["kind=fsdp", "shards=2"], [], "shards is 2, but must divide the number of ranks, 3; valid: 1, 3"),
         (
             ["kind=fsdp"],
             ["model.bottleneck=2"],
-            "3 ranks cannot share the 2 rows of denoiser.img_in.0.weight; set it to 2",
+            "3 shards are too many for the 2 rows of denoiser.img_in.0.weight; choose a divisor",
         ),
     ],
 )

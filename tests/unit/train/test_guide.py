@@ -111,7 +111,7 @@ def test_a_share_is_the_first_snapshot_that_is_not_before_it() -> None:
 
 
 def test_weights_that_are_not_earlier_are_refused(trained: Path) -> None:
-    with pytest.raises(UserError, match="step 4 is not before the step of the sampled weights, 4"):
+    with pytest.raises(UserError, match="step 4 is not before step 4, the step of the sampled weights"):
         sampled(trained, AutoguidanceSettings(step=4))
     with pytest.raises(UserError, match="needs the folder of a run"):
         parts = load_run(trained)[0]

@@ -100,7 +100,9 @@ def test_latents_far_from_mean_0_and_deviation_1_are_refused_with_the_numbers_th
     wrong: str, tmp_path: Path
 ) -> None:
     plan = latent_plan("flux1", options=f",{wrong}")
-    with pytest.raises(UserError, match=r"tokenizer 'flux1' on the first 24 images: the latents have mean") as refusal:
+    with pytest.raises(
+        UserError, match=r"tokenizer 'flux1' failed a check on the first 24 images: the latents have mean"
+    ) as refusal:
         train(plan, tmp_path / "run", Interrupt())
     assert latents_of(tmp_path / "run")["images"] == 24 and not (tmp_path / "run" / "metrics.jsonl").exists()
     said = str(refusal.value)

@@ -140,7 +140,7 @@ def test_what_is_no_trained_run_is_refused(parent: Path, tmp_path: Path) -> None
     refused(started(tmp_path / "empty"), "is not a run: plan.yaml is missing")
     write_plan(tmp_path / "empty", tiny_plan())
     refused(started(tmp_path / "empty"), "was not trained yet: it has no checkpoints")
-    refused(started(tmp_path / "self"), "self is the run itself", tmp_path / "self")
+    refused(started(tmp_path / "self"), "self is the folder of this run itself", tmp_path / "self")
     refused(tiny_plan("start.kind=arm", "start.name=other"), "arms exist only in a study")
     train(tiny_plan(), tmp_path / "plain", Interrupt())
     refused(
