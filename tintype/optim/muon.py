@@ -89,9 +89,7 @@ class MuonSettings(OptimizerPart):
         description="NorMuon: decay of the running mean square of each row's steps; its root divides the row. "
         "null: not used",
     )
-    cautious: bool = Field(
-        False, description="Apply weight decay only to weights that the update moves towards zero"
-    )
+    cautious: bool = Field(False, description="Apply weight decay only to weights that the update moves towards zero")
     fused: Literal["whole", "parts"] = Field(
         "whole",
         description="Orthogonalise fused projections (QKV, KV, modulation) as one matrix (whole), or "

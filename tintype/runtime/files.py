@@ -226,10 +226,8 @@ def _run_in(folder: Path) -> str:
     seal = _FIRST_LINE.match(line)
     if seal is not None and seal["run"]:
         return seal["run"]
-    if seal is None and (not line or _SEAL_WORDS.search(line)):
-        remake = f"`tintype train RECIPE --out {quote(str(folder))}`, with the run's own recipe, writes it again"
-        raise damaged(folder / PLAN, "the first line was changed" if line else "the file is empty", remake)
-    raise unsealed(folder / PLAN)
+    remake = f"`tintype train RECIPE --out {quote(str(folder))}`, with the run's own recipe, writes it again"
+    raise damaged(folder / PLAN, "its first line is not the seal of a run" if line else "it is empty", remake)
 
 
 def check_seal(path: Path, found: object, remake: str) -> None:
@@ -241,18 +239,10 @@ def check_seal(path: Path, found: object, remake: str) -> None:
 def _foreign(expected: Seal | None, found: object) -> str:
     if expected is None or found == expected.content:
         return ""
-    there = f"{found.get('file')} of the run {found.get('run')}" if isinstance(found, dict) else "none of a run"
-    return f"its seal says that it is {there}, and it lies where {expected} belongs"
-
-
-def unsealed(path: Path) -> UserError:
-    """Return the error for a file without a seal, from an earlier version. Its fix seals a study's whole folder."""
-    folder = _run_folder(path) or path.parent
-    folder = study_of(folder) or folder
-    return UserError(
-        f"{path} has no seal (run identity and checksum): an earlier version of tintype wrote this file, and "
-        f"nothing proves that it belongs to this folder",
-        f"if the file belongs here, seal the files as they are now: `python -m tools.migrate {quote(str(folder))}`",
+    if not isinstance(found, dict) or not found.get("run"):
+        return f"it has no seal, and it lies where {expected} belongs"
+    return (
+        f"its seal says that it is {found.get('file')} of the run {found['run']}, and it lies where {expected} belongs"
     )
 
 
@@ -284,17 +274,12 @@ def read_checked(path: Path, remake: str, format: int = 1) -> dict[str, Any]:
     except ValueError as error:
         raise damaged(path, f"it {error}", remake) from None
     wanted, its_format = found.pop(_CHECKSUM, None), found.get(_FORMAT)
-    whole, expected = wanted == checksum_of_json(found), seal_of(path)
-    if wanted is None or whole:
-        _check_format(path, its_format, format, remake, older=expected is None or SEAL in found)
-        if expected is not None and SEAL not in found:
-            raise unsealed(path)
-    if not whole:
-        command = f"python -m tools.migrate {quote(str(path.parent))}"
-        lacking = f"it has no checksum; `{command}` adds one to what an earlier version wrote"
-        raise damaged(path, "the file does not match its checksum" if wanted else lacking, remake)
-    if reason := _foreign(expected, found.pop(SEAL, None)):
-        raise damaged(path, reason, remake)
+    intact = wanted == checksum_of_json(found)
+    if intact or wanted is None:
+        _check_format(path, its_format, format, remake)
+    if not intact:
+        raise damaged(path, "the file does not match its checksum" if wanted else "it has no checksum", remake)
+    check_seal(path, found.pop(SEAL, None), remake)
     found.pop(_FORMAT, None)
     return found
 

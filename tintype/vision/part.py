@@ -35,7 +35,7 @@ HubArithmetic = Annotated[
     ),
 ]
 HubCompile = Annotated[
-    bool, Since(False), Field(description="Compile the network with torch.compile, with one graph for each image shape")
+    bool, Field(description="Compile the network with torch.compile, with one graph for each image shape")
 ]
 
 COMMITS = {

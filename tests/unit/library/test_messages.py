@@ -126,7 +126,6 @@ MISTAKES: list[tuple[Callable[..., object], Callable[[Path], tuple[Any, ...]], d
     ),
     (tintype.export_store, lambda here: (here / "shown", here), {"to": "parquet"}, "an empty or new folder for `out`"),
     (tintype.recaption_store, lambda here: (here / "shown",), {"column": "vlm"}, '^model="MODEL" is missing'),
-    (tintype.upgrade_store, lambda here: (here / "other",), {}, "store.json is missing"),
     (tintype.train_encoder, lambda here: (here / "other",), {"device": "tpu"}, "'tpu' is not a valid device"),
     (tintype.train_tokenizer, lambda here: (here / "vae", "stepz=2"), {}, '^"stepz=2": stepz: unknown key'),
     (tintype.cache_latents, lambda here: ("pocket",), {}, "'pixels' has no latents to cache"),

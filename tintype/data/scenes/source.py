@@ -102,12 +102,8 @@ class ScenesSettings(DataPart):
     min_objects: int = Field(1, ge=1, le=4, description="Smallest number of objects in a scene")
     max_objects: int = Field(4, ge=1, le=4, description="Largest number of objects in a scene")
     seed: int = Field(0, ge=0, description="Seed of the scenes, independent of the training seed")
-    objects: ObjectWords = Field(
-        ObjectWords(), description="Attribute values from which each object is drawn"
-    )
-    backdrop: BackdropWords = Field(
-        BackdropWords(), description="Attribute values from which each background is drawn"
-    )
+    objects: ObjectWords = Field(ObjectWords(), description="Attribute values from which each object is drawn")
+    backdrop: BackdropWords = Field(BackdropWords(), description="Attribute values from which each background is drawn")
     positions: _Words = Field(
         POSITIONS, description="Allowed positions of the objects; only a single object can be in the centre"
     )
