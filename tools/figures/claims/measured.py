@@ -35,17 +35,17 @@ def false_verdicts(**wanted: object) -> list[dict[str, Any]]:
 def calibration_in_short() -> Iterator[Claim]:
     usual = [row for row in false_verdicts() if "unequal" not in row["shape"]]
     worst = max(row["either"] for row in false_verdicts())
-    studies = data("docs/calibration.json")["studies"]
+    counts = sorted({row["studies"] for row in false_verdicts()})
     yield Quote(
-        f"In {studies:,} simulated studies where nothing differs, {shares(usual, 'either')}% have any false verdict "
-        "where spreads are equal or differ as those of arms do, skewed or not. The worst that was found is "
+        f"In {counts[0]:,} to {counts[-1]:,} simulated studies of each kind where nothing differs, "
+        f"{shares(usual, 'either')}% have any false verdict where spreads are equal or differ as "
+        "those of arms do, skewed or not. The worst that was found is "
         f"{100 * worst:.0f}%: one arm with three times the spread of the others and a long tail"
     )
 
 
 def bench(*names: str) -> list[dict[str, Any]]:
-    """Return the rows of `tintype bench --json`, after checking that nothing failed or was compiled while it was "
-    "timed."""
+    """Return the rows of `tintype bench --json`. Check that no row failed or was compiled while it was timed."""
     rows = [row for name in names for row in data(f"{SPEED}/{name}.json")["rows"]]
     for row in rows:
         if row["failed"] or row["recompiled"] or row["graph_breaks"]:
