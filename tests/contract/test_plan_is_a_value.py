@@ -15,9 +15,8 @@ from tests.offline import NAMES, OFFLINE, baseline_for
 from tests.tiny import tiny_plan
 from tests.tiny_vae import write_tiny_vae
 from tintype.errors import UserError
-from tintype.plan import Plan, diff, plan_from_document, plan_from_folder, plan_from_yaml
+from tintype.plan import Plan, diff, plan_from_document
 from tintype.recipes import packaged
-from tintype.runtime.files import write_sealed
 from tintype.settings import chosen
 from tintype.techniques.apply import Application, apply_techniques, check_arm
 from tintype.tokenizers.part import Compression
@@ -88,16 +87,3 @@ def test_the_shifts_of_training_and_of_sampling_are_two_decisions() -> None:
             check_arm("it", plan, one, {"objective"})
     assert "sampling.shift to 3" in " ".join(tiny_plan("time.shift=3.0").warnings)
     assert not tiny_plan("time.shift=3.0", "sampling.shift=3.0").warnings
-
-
-def test_a_stored_plan_from_before_samples_as_it_did(tmp_path: Path) -> None:
-    plan = tiny_plan("time.shift=3.0", "sampling.shift=3.0", "ema.ramp=false", "ema.every=1")
-    text = plan.to_yaml()
-    older = text.replace("sampling:\n  shift: 3.0\n  shift_by: none\n  guidance: classifier-free\n", "").replace(
-        "  ramp: false\n  every: 1\n", ""
-    )
-    assert len(older) < len(text) - 40
-    write_sealed(tmp_path / "plan.yaml", older, run=plan.hash)
-    read = plan_from_folder(tmp_path)
-    assert read == plan and read.hash == plan.hash
-    assert plan_from_yaml(older, "a new plan").sampling.shift == 1.0, "a new plan has the default"

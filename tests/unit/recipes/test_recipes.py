@@ -61,12 +61,6 @@ def test_its_denoiser_has_the_published_number_of_parameters() -> None:
     assert sum(parameter.numel() for parameter in model.parameters()) == 1_177_215_744
 
 
-def test_with_the_words_encoder_it_is_the_run_that_it_was() -> None:
-    """Runs and measurements from before the recipe had T5Gemma are found by this override."""
-    words = "text={kind: words, width: 512, depth: 4, heads: 8, max_tokens: 80}"
-    assert jit_1024(words).hash == "87d0011cc89e912b"
-
-
 def test_scaled_down_it_equals_diffusers() -> None:
     """Patch 32 of three channels through the bottleneck, as diffusers has it."""
     diffusers = pytest.importorskip("diffusers")

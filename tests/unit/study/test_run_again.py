@@ -26,11 +26,6 @@ from tintype.study.results import read_results_file
 
 ROOT = Path(__file__).parents[3]
 STUDIES = sorted(file.parent.relative_to(ROOT) for file in (ROOT / "studies").glob("*/study.yaml"))
-OTHER_HASHES = {
-    "2026-11-15_captions-and-target-mini": "its plans are older than the setting `weighting`, which the hash has since",
-    "2026-11-15_phases-mini": "its mixtures are older than the setting `objects` of scenes, which the hash has since",
-}
-"""Studies whose runs have other hashes today, and why; their READMEs say it too."""
 OLDER_KEYS = ("short_count", "encoders")
 """Keys of a protocol that is older than `also` and than encoders with settings."""
 
@@ -64,11 +59,7 @@ def test_a_stored_study_has_the_plans_and_the_protocol_of_its_results(study: Pat
     assert made.keys() >= known.keys()
     protocol, was = flat(plain(again.settings.evaluation)), flat(results.protocol)
     assert not {key: value for key, value in was.items() if key not in OLDER_KEYS and protocol[key] != value}
-    differ = {key for key in known if made[key] != known[key]}
-    if study.name in OTHER_HASHES:
-        assert differ and "have other names than the stored ones" in (study / "README.md").read_text()
-        pytest.skip(OTHER_HASHES[study.name])
-    assert not differ
+    assert all(made[key] == name for key, name in known.items())
 
 
 STUDY = """

@@ -37,9 +37,9 @@ def calibration_in_short() -> Iterator[Claim]:
     worst = max(row["either"] for row in false_verdicts())
     counts = sorted({row["studies"] for row in false_verdicts()})
     yield Quote(
-        f"In {counts[0]:,} to {counts[-1]:,} simulated studies of each kind where nothing differs, "
-        f"{shares(usual, 'either')}% have any false verdict where spreads are equal or differ as "
-        "those of arms do, skewed or not. The worst that was found is "
+        f"Of each kind, {counts[0]:,} to {counts[-1]:,} studies without any true difference were simulated. A false "
+        f"verdict is in {shares(usual, 'either')}% of them where spreads are equal or differ as those of arms do, "
+        "skewed or not. The worst that was found is "
         f"{100 * worst:.0f}%: one arm with three times the spread of the others and a long tail"
     )
 

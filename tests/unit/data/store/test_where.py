@@ -85,7 +85,7 @@ def test_an_expression_says_which_records_are_taken(store: Store, expression: st
     [
         ("widht >= 256", 1, "there is no column 'widht'; did you mean 'width'? The columns are long, style, "),
         ("words(width) > 3", 7, "this is a number, but a text is needed: write words(long)"),
-        ("wrds(long) > 3", 1, "there is not a function 'wrds'; did you mean 'words'?"),
+        ("wrds(long) > 3", 1, "there is no function 'wrds'; did you mean 'words'?"),
         ("words > 3", 1, "words is a function; write words(long)"),
         ("width", 1, "this is a number, but a comparison is needed: the whole is to say"),
         ("width >= 'a'", 7, "'>=' cannot compare a number with a text"),
@@ -129,7 +129,7 @@ def test_an_expression_says_which_records_are_taken(store: Store, expression: st
         ("0x10 > 3", 2, "invalid decimal literal"),
         ("width == 1and height > 2", 11, "invalid decimal literal"),
         ("width > 3 # all", 11, "'#' is not a known operator"),
-        ("__import__('os') == 'x'", 1, "there is not a function '__import__'"),
+        ("__import__('os') == 'x'", 1, "there is no function '__import__'"),
         ("long.__class__ == 'a'", 1, "'long.__class__' cannot be used here"),
         ("12abc > 3", 3, "invalid decimal literal"),
         ("", 1, "the expression ends too early"),

@@ -31,7 +31,6 @@ from tests.tiny_tuning import (
     tuned_plan,
     write_small_vae,
 )
-from tintype import plan as plan_module
 from tintype.errors import UserError
 from tintype.losses.repa_e.settings import ProbeTerm
 from tintype.losses.repa_e.tokenizer import TunedTokenizer
@@ -548,18 +547,8 @@ def test_settings_that_only_frozen_tokenizers_read_are_refused() -> None:
         tuned_plan("tokenizer.posterior=sample")
 
 
-def test_a_plan_without_tuning_keeps_its_name() -> None:
-    assert tiny_plan().hash == "53fef6287ebc6ff9"
+def test_tuning_is_part_of_the_hash() -> None:
     tuned = tuned_plan()
     frozen = tuned.model_copy(update={"tuning": None})
     assert tuned.hash != frozen.hash
     assert apply_techniques(frozen, ALONE) == tuned
-
-
-def test_a_discriminator_that_is_off_renames_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plans had none at first."""
-    plan = tuned_plan()
-    assert '"adversarial"' in plan.model_dump_json()
-    name = plan.hash
-    monkeypatch.setattr(plan_module, "joined_later", lambda settings: {})
-    assert tuned_plan().hash != name
