@@ -22,7 +22,6 @@ _WAY_TO_BATCH, _COMPRESSION = {"record batch": (2,), "dictionary": (2, 1)}, 3
 
 
 def file_of(batch: pyarrow.RecordBatch) -> bytes:
-    """Return an Arrow IPC file of one batch."""
     sink = pyarrow.BufferOutputStream()
     with pyarrow.ipc.new_file(sink, batch.schema) as writer:
         writer.write_batch(batch)

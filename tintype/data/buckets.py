@@ -33,7 +33,6 @@ from tintype.data.order import ids_at
 from tintype.rng import stream_key
 
 Shape = tuple[int, int]
-"""Height and width in pixels."""
 
 
 def shapes(size_px: int, unit_px: int, ratio: float) -> list[Shape]:
@@ -52,10 +51,7 @@ def shapes(size_px: int, unit_px: int, ratio: float) -> list[Shape]:
 
 
 def nearest_shape(height_N: Tensor, width_N: Tensor, chosen: Sequence[Shape]) -> Tensor:
-    """Return for each image the index of the shape with the nearest aspect ratio.
-
-    The distance is the difference of the ratios' logarithms.
-    """
+    """Return for each image the index of the shape with the nearest logarithm of the aspect ratio."""
     ratio_N = height_N.double().log() - width_N.double().log()
     ratio_S = torch.tensor([math.log(height / width) for height, width in chosen], dtype=torch.float64)
     return (ratio_N[:, None] - ratio_S).abs().argmin(1)
@@ -87,10 +83,7 @@ def scaled_shape(shape: Shape, size_px: int, stage_px: int, unit_px: int) -> Sha
 
 @dataclass(frozen=True, eq=False)
 class Bucketed:
-    """The order of images.
-
-    All images of a micro-batch, over all ranks, come from one bucket. `bucket_N` has the bucket of each image.
-    """
+    """The order of images. All images of a micro-batch, over all ranks, come from one bucket."""
 
     seed: int
     bucket_N: Tensor
@@ -131,7 +124,6 @@ class Bucketed:
         return [epoch * len(members) // self.unit for members in self._members]
 
     def _place(self, index: int) -> tuple[int, int]:
-        """Return the bucket of a unit, and the unit's index within the bucket."""
         most = (index + 1) * self.unit // max(len(members) for members in self._members) + 1
         epoch = bisect_right(range(most + 1), index, key=lambda epoch: sum(self._units_before(epoch))) - 1
         before, after = self._units_before(epoch), self._units_before(epoch + 1)

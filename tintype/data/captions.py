@@ -57,14 +57,10 @@ class CaptionsPart(Part):
         """Raise ValueError if these captions do not fit the plan."""
 
     def pick(self, captions: Mapping[str, str], u: float, step: int) -> str:
-        """Choose one of an image's captions by a uniform draw u in [0, 1).
-
-        Return the null caption if the image has no caption.
-        """
+        """Choose a caption by a uniform draw u in [0, 1). Return the null caption if the image has no caption."""
         raise NotImplementedError
 
     def columns(self) -> frozenset[str]:
-        """Return the caption columns that the data must have."""
         raise NotImplementedError
 
 
@@ -97,7 +93,6 @@ def _are_weights(weights: dict[str, float]) -> dict[str, float]:
 
 
 Weights = Annotated[dict[str, float], AfterValidator(_are_weights)]
-"""Caption columns with their relative weights."""
 
 
 def describe_weights(weights: Mapping[str, float]) -> str:
@@ -106,10 +101,9 @@ def describe_weights(weights: Mapping[str, float]) -> str:
 
 
 def pick_weighted(captions: Mapping[str, str], weights: Mapping[str, float], u: float) -> str:
-    """Choose one of the non-empty captions at random by weight.
+    """Choose one of the non-empty captions at random by weight; return the null caption if all are empty.
 
-    Return the null caption if every weighted column is empty. Columns are sorted by name, so their order in the plan
-    does not matter.
+    Columns are sorted by name, so their order in the plan does not matter.
     """
     there = [
         (captions[column], weight)
@@ -186,16 +180,12 @@ class CurriculumSettings(CaptionsPart):
             )
 
     def weights_at(self, step: int) -> dict[str, float]:
-        """Return the weight of each column at a step; the weights sum to 1."""
         share, total = self.schedule.factor(step), sum(self.weights.values())
         weights = {column: share * weight / total for column, weight in self.weights.items()}
         return {**weights, self.first: weights.get(self.first, 0.0) + 1 - share}
 
     def pick(self, captions: Mapping[str, str], u: float, step: int) -> str:
-        """Choose a caption by the step's weights.
-
-        If the image lacks all captions with a weight, choose one from its other columns.
-        """
+        """Choose a caption by the step's weights. If the image lacks all of these captions, choose from all columns."""
         every = {self.first: 1.0, **self.weights}
         return pick_weighted(captions, self.weights_at(step), u) or pick_weighted(captions, every, u)
 
@@ -210,7 +200,6 @@ class CurriculumSettings(CaptionsPart):
 @dataclass(frozen=True)
 class Captions:
     texts: list[str]
-    """One caption per sample."""
     lacking: int
     """Number of images without any caption, counted before dropout. Training uses the null caption for these images."""
 
@@ -218,10 +207,7 @@ class Captions:
 def captions_of(
     records: Sequence[Record], settings: CaptionsPart, draws: Draws, step: int, text: TextEncoder
 ) -> Captions:
-    """Return the caption of each sample, drawn by sample position.
-
-    The host makes the draws, so that it does not wait for the GPU.
-    """
+    """Return the caption of each sample. The host makes the draws, so that it does not wait for the GPU."""
     choice, drop = draws.uniform("caption", (2,)).unbind(1)
     texts = [settings.pick(record.captions, u, step) for record, u in zip(records, choice.tolist(), strict=True)]
     texts = [one if one.strip() else NULL_CAPTION for one in texts]
@@ -240,28 +226,19 @@ _BETWEEN_PARTS = re.compile(r"(?<=[.!?;,])\s+|(?<=[。！？；，、])\s*|(?<!\
 
 
 def parts_of(caption: str) -> list[str]:
-    """Split a caption into clauses at the ends of sentences, at commas and at semicolons.
-
-    Each clause keeps its closing mark. A comma within a number does not end a clause, since no space follows the comma.
-    """
+    """Split a caption after sentence ends, commas and semicolons. A comma within a number does not end a clause."""
     return [part for part in _BETWEEN_PARTS.split(caption.strip()) if part]
 
 
 def keep_some(texts: Sequence[str], probability: float, draws: Draws) -> list[str]:
-    """Keep each part of each text with this probability, in the original order.
-
-    If no part remains, keep one random part.
-    """
+    """Keep each part with this probability, in the original order. If no part remains, keep one random part."""
     parts = [parts_of(text) for text in texts]
     u_BP = draws.uniform("caption-parts", (1 + max(map(len, parts), default=0),)).tolist()
     return [_kept(text, its, probability, u) for text, its, u in zip(texts, parts, u_BP, strict=True)]
 
 
 def _kept(text: str, parts: list[str], probability: float, u: Sequence[float]) -> str:
-    """Keep each part whose draw in `u[1:]` is below the probability.
-
-    If no part remains, keep the part that `u[0]` selects.
-    """
+    """Keep each part whose draw in `u[1:]` is below the probability; if none is, keep the part that `u[0]` selects."""
     if not parts:
         return text
     kept = [part for part, own in zip(parts, u[1:], strict=False) if own < probability]

@@ -80,7 +80,6 @@ def _covering_size(image_CHW: Tensor, height_px: int, width_px: int) -> tuple[in
 
 
 def _fitted(image_CHW: Tensor, rows: int, columns: int, down: slice, right: slice) -> Tensor:
-    """Shrink an image to `rows` × `columns`, crop it, and round its values to bytes."""
     height, width = image_CHW.shape[-2:]
     if (height, width) == (rows, columns):
         return image_CHW[:, down, right]
@@ -94,26 +93,17 @@ def _fitted(image_CHW: Tensor, rows: int, columns: int, down: slice, right: slic
 
 @dataclass(frozen=True)
 class _Axis:
-    """Resampling weights of a shrunk axis, in blocks.
-
-    Each block has pixels of the crop, pixels of the input, and weights [O, I].
-    """
+    """Resampling weights of a shrunk axis, as blocks of crop pixels, input pixels and weights [O, I]."""
 
     seen: slice
     """Input pixels with a non-zero weight."""
     blocks: tuple[tuple[slice, slice, Tensor], ...]
     exact_O: Tensor
-    """True if all weights of an output pixel are multiples of 2^-16.
-
-    The pixel's sum is then exact in any order of summation.
-    """
+    """True if all weights of an output pixel are multiples of 2^-16; its sum is then exact in any order of addition."""
 
 
 def _in_blocks(image_CHW: Tensor, rows: _Axis, columns: _Axis) -> Tensor:
-    """Shrink and crop an image.
-
-    Channels are processed one after the other, since one channel fits into a CPU's caches.
-    """
+    """Shrink and crop an image, one channel after the other, since one channel fits into a CPU's caches."""
     seen_CHW = image_CHW[:, rows.seen, columns.seen]
     out_COO = torch.empty(len(image_CHW), len(rows.exact_O), len(columns.exact_O), dtype=torch.float64)
     wide_HO = out_COO.new_empty(seen_CHW.shape[1], len(columns.exact_O))

@@ -15,10 +15,7 @@ from tintype.wording import option
 
 
 def files_in(folder: Path, suffixes: Sequence[str] | None = None, follow_links: bool = False) -> list[Path]:
-    """Return the files at any depth, sorted by name, without hidden files; raise if a link leads out of the folder.
-
-    If `folder` is a file, return that file.
-    """
+    """Return the files at any depth, sorted, without hidden files; raise if a link leads out. A file returns itself."""
     if folder.is_file():
         return [folder] if suffixes is None or folder.suffix.lower() in suffixes else []
     root = _real(folder)
@@ -54,10 +51,7 @@ def check_inside(folder: Path, files: Sequence[Path], follow_links: bool) -> Non
 
 
 def first_folder(file: Path, source: Path) -> str | None:
-    """Return the first folder on the path from `source` to a file, or None.
-
-    Data sets often have one such folder per split.
-    """
+    """Return the first folder on the path from `source` to a file. Data sets often have one such folder per split."""
     parts = file.relative_to(source).parts
     return parts[0] if len(parts) > 1 else None
 

@@ -39,7 +39,6 @@ _OF_BROKEN_FILES = (
     Image.DecompressionBombError,
     Image.DecompressionBombWarning,
 )
-"""Errors that Pillow's readers raise for damaged files."""
 
 # `open_image` has a stricter limit, and says which image exceeds it.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
@@ -101,10 +100,7 @@ def pixels_stated(content: bytes) -> int:
 
 
 def read_file(path: Path, most: int = LIMITS.bytes) -> bytes:
-    """Return the content of a file.
-
-    If the file has more than `most` bytes, raise `BadImageError` without reading it.
-    """
+    """Return the content of a file. Raise `BadImageError` before reading if the file has more than `most` bytes."""
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         content = file.read(most + 1) if size <= most else b""

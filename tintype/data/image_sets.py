@@ -53,7 +53,7 @@ class Images:
     _fingerprint: tuple[str, int] | None = None
 
     def fingerprint(self, on_images: Callable[[int], None] = lambda images: None) -> tuple[str, int]:
-        """Return the SHA-256 of the images' content in order, and the number of images. Both are cached."""
+        """Return the cached SHA-256 of the images' content in order, and the number of images."""
         if self._fingerprint is None:
             self._fingerprint = fingerprint(self.encoded(), on_images)
         return self._fingerprint
@@ -77,8 +77,7 @@ def fingerprint(encoded: Iterable[Encoded], on_images: Callable[[int], None] = l
 
 
 def open_images(path: Path, limit: int | None = None, follow_links: bool = False) -> Images:
-    """Open a set of images, which is a folder, a `.tar`, a `.parquet` file, a folder of such files, or a store (both
-    splits).
+    """Open a folder of images, a `.tar`, a `.parquet` file, a folder of such files, or a store (both splits).
 
     A folder's files are read at any depth, sorted by name. A link that leads out of the folder is refused, unless
     `follow_links` is set. With `limit`, only the first images are read.
@@ -100,7 +99,6 @@ def open_images(path: Path, limit: int | None = None, follow_links: bool = False
 
 
 def _folder_reader(path: Path, follow_links: bool) -> tuple[Callable[[], Iterator[Encoded]], tuple[str, ...]]:
-    """Return the reader of a folder, and the names of skipped contact sheets."""
     by_kind: dict[str, list[Path]] = {}
     sheets = []
     for file in files_in(path, follow_links=follow_links):
@@ -143,10 +141,7 @@ def _read_tar(path: Path) -> Iterator[Encoded]:
 
 
 def _read_parquet(path: Path) -> Iterator[Encoded]:
-    """Yield the images in the column `image`.
-
-    Values are bytes, or structs with `bytes` as in Hugging Face data sets.
-    """
+    """Yield the column `image`, whose values are bytes, or structs with `bytes` as in Hugging Face data sets."""
     names = open_bounded(path).schema_arrow.names
     if "image" not in names:
         raise UserError(f"{path} has no column 'image'; its columns are {', '.join(names)}")
@@ -184,7 +179,6 @@ def decode(one: Encoded) -> Tensor:
 
 
 def encode(image_CHW: Tensor, form: str, **options: object) -> bytes:
-    """Encode the pixels as an image file in a format of Pillow."""
     buffer = io.BytesIO()
     Image.fromarray(image_CHW.permute(1, 2, 0).contiguous().numpy()).save(buffer, form, **options)
     return buffer.getvalue()
@@ -202,10 +196,7 @@ def pixels_of(image: Image.Image, name: str) -> Tensor:
 
 
 def _channels_first(image: Image.Image) -> Tensor:
-    """Copy the pixels to channels first.
-
-    A large image is copied in strips, since Pillow makes two copies of returned pixels.
-    """
+    """Copy the pixels to channels first. A large image is copied in strips, since Pillow makes two copies of pixels."""
     width, height = image.size
     strip = max(1, _STRIP_PIXELS // width)
     if height <= strip:
@@ -225,9 +216,8 @@ def map_prefetched(
 ) -> Iterator[B]:
     """Map a function over items in order, and prefetch a few results in threads.
 
-    `pixels` returns the number of pixels that an item decodes. The item's pixels count from the start of the item until
-    its result is taken. If an item would raise the total above `most_pixels`, it starts only after all other items are
-    taken.
+    `pixels` returns the number of pixels that an item decodes. They count until the item's result is taken. An item
+    that would raise the total above `most_pixels` starts only after all other items are taken.
     """
     with decoding_pool(usual_threads()) as pool:
         begun: deque[tuple[Future[B], int]] = deque()

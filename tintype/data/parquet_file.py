@@ -23,7 +23,6 @@ from tintype.errors import UserError, as_user_error
 
 MOST_FOOTER_BYTES = 64 << 20
 MOST_PAGE_BYTES = 1 << 30
-"""Maximum bytes of an unpacked page."""
 UNCOUNTED_PAGE_BYTES = 64 << 20
 MOST_TIMES = 100
 """Maximum compression factor of a page with more than `UNCOUNTED_PAGE_BYTES` bytes. Pages of images hardly compress."""
@@ -32,7 +31,6 @@ _READ_AHEAD = 1 << 20
 _MOST_HEADER_BYTES = 1 << 24
 _DEEPEST = 8
 _DATA, _DATA_V2 = 0, 3
-"""Page types of data pages."""
 
 
 def open_bounded(path: Path, read_dictionary: Sequence[str] = ()) -> parquet.ParquetFile:
@@ -99,10 +97,7 @@ def _check_chunk(content: memoryview, path: Path, chunk: parquet.ColumnChunkMeta
 
 
 _Fields: TypeAlias = dict[tuple[int, ...], int]
-"""Numbers by field path.
-
-The path of a number in a nested struct consists of the struct's field and the number's field.
-"""
+"""Numbers by field path. The path of a number in a nested struct is the struct's field and the number's field."""
 
 
 def _struct(data: memoryview, at: int, deepest: int) -> tuple[_Fields, int]:
@@ -152,8 +147,6 @@ def _signed(data: memoryview, at: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class TooLarge:
-    """A value that exceeds the byte limit and is not read."""
-
     bytes: int
     most: int
 
@@ -162,11 +155,10 @@ class TooLarge:
 
 
 def rows(batch: pyarrow.RecordBatch, most_bytes: int) -> Iterator[dict[str, object]]:
-    """Yield the rows of a batch one at a time.
+    """Yield the rows one at a time, to save memory: many rows can refer to one large dictionary value.
 
-    Reading single rows saves memory, since many rows can refer to one large dictionary value. Texts are yielded as
-    bytes, so a text that is not UTF-8 only affects its own row. A value of more than `most_bytes` bytes is yielded as
-    `TooLarge`.
+    Texts are yielded as bytes, so a text that is not UTF-8 only affects its own row. A value of more than `most_bytes`
+    bytes is yielded as `TooLarge`.
     """
     for row in range(batch.num_rows):
         one = batch.slice(row, 1)

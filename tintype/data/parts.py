@@ -22,10 +22,7 @@ _PINS = {"path": "sha256", "skip": "skip_sha256", "evaluate_path": "evaluate_sha
 
 
 def like(data: DataPart, given: Mapping[str, object], where: str) -> DataPart:
-    """Return `data` with the given settings.
-
-    If the settings change the kind, only the size is kept. Error texts begin with `where`.
-    """
+    """Return `data` with the given settings. A change of the kind keeps only the size. Errors begin with `where`."""
     kind = str(given.get("kind", data.kind))
     if kind not in _KINDS:
         raise UserError(f"{where}: unknown kind of data '{kind}'", nearest(kind, _KINDS))
@@ -56,10 +53,7 @@ def source_like(data: DataPart, given: Mapping[str, object], where: str) -> Data
 
 
 def _over(same: Any, given: Any) -> Any:
-    """Merge settings key by key.
-
-    So an option can change one source of a mixture. If the kind changes, all keys are replaced.
-    """
+    """Merge settings key by key, so an option can change one source of a mixture. A new kind replaces all keys."""
     if not isinstance(same, Mapping) or not isinstance(given, Mapping):
         return given
     if given.get("kind", same.get("kind")) != same.get("kind"):

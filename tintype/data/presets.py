@@ -66,7 +66,6 @@ class Preset(Settings):
             yield "splits: they say what the values of a column mean; give split_column too"
 
     def options(self, name: str) -> ImportOptions:
-        """Return the options for importing this set."""
         return ImportOptions(
             captions=self.captions,
             attributes=read_attributes(self.attributes),
@@ -96,7 +95,6 @@ class DataPreset(Preset):
 
 
 def read_preset(name: str) -> Preset:
-    """Return the built-in preset of that name, or the preset in the file at that path."""
     return parse(Preset, packaged.find("data", name))
 
 

@@ -37,7 +37,6 @@ def read_shard(path: Path) -> Tensor:
 
 
 def read_unchecked(path: Path, first: int, last: int) -> Tensor:
-    """Return some images of a shard. The caller has already checked the shard with `read_shard`."""
     return _read(path, first, last)[0]
 
 
@@ -56,9 +55,7 @@ def _read(path: Path, first: int = 0, last: int | None = None) -> tuple[Tensor, 
 
 
 def prompt_digests(path: Path) -> list[str]:
-    """Return the digests of the prompts of a shard's images; empty if the file is missing or unreadable, or if it is of
-    another run.
-    """
+    """Return the digests of a shard's prompts; empty if their file is missing, unreadable or of another run."""
     if not path.exists():
         return []
     try:
@@ -84,7 +81,6 @@ def _check_seal(path: Path, about: Mapping[str, str]) -> None:
 
 
 def digest(tensor: Tensor) -> str:
-    """Return the SHA-256 of a tensor's values."""
     return hashlib.sha256(tensor.contiguous().numpy().data).hexdigest()
 
 

@@ -46,7 +46,6 @@ def open_source(
 
 
 def forget_sources() -> None:
-    """Drop every open source and its cached images."""
     open_source.cache_clear()
 
 
@@ -59,8 +58,7 @@ def open_held_out(
 ) -> ImageSource:
     """Open the held-out images against which a run is scored. For a mixture, these are the images of one source.
 
-    Images are square by default. With `shaped`, they have the shapes of training, or the `stage_shapes` of an earlier
-    stage.
+    Images are square by default. With `shaped`, they have the shapes of training, or of an earlier stage.
     """
     with _naming(data, data.evaluate) if isinstance(data, MixtureSettings) else _naming_other(data):
         try:
@@ -73,10 +71,7 @@ def open_held_out(
 
 
 def open_unseen(data: DataPart, count: int, device: torch.device) -> ImageSource:
-    """Open square images that training never reads, from the distribution of the training images.
-
-    The images are `count` unseen scenes, or the whole evaluation split of a store.
-    """
+    """Open square images that training never reads: `count` unseen scenes, or a store's whole evaluation split."""
     return open_source(data.held_out(count), "unseen", device)
 
 
@@ -86,10 +81,9 @@ def buckets_of(source: ImageSource) -> Tensor | None:
 
 
 def ids_by_shape(source: ImageSource, ids: Iterable[int]) -> list[tuple[Shape | None, list[int]]]:
-    """Group ids of a source by bucket.
+    """Group ids by bucket, with the bucket's shape (None without buckets), in the same order in every stage.
 
-    Each group has the bucket's shape. Without buckets, return one group with shape None. The order of the buckets is
-    the same in every stage. In a stage of small images, several buckets may have one shape.
+    In a stage of small images, several buckets may have one shape.
     """
     if not isinstance(source, StoreSource) or (bucket_N := buckets_of(source)) is None:
         return [(None, list(ids))]
@@ -101,10 +95,7 @@ def ids_by_shape(source: ImageSource, ids: Iterable[int]) -> list[tuple[Shape | 
 
 
 def scored_identity(data: DataPart) -> dict[str, str]:
-    """Return the identity of a separate evaluation store, under its name in the run's record.
-
-    Return an empty dict if runs are scored against their own data, or if the store is not on this machine.
-    """
+    """Return the identity of a separate evaluation store; empty without one, or if it is not on this machine."""
     if data.scored_name == "data" or not isinstance(data.scored, StoreSettings) or not data.at_hand:
         return {}
     store = data.scored.open()
@@ -152,8 +143,7 @@ def open_order(seed: int, data: DataPart, train: TrainSettings, source: ImageSou
 
 
 def only_added(data: DataPart, name: str, known: Mapping[str, str]) -> bool:
-    """Return whether captions were added to a run's stores, and nothing else changed, since the run recorded their
-    identities.
+    """Return whether captions were added to a run's stores, and nothing else changed, since the run recorded them.
 
     The run cannot read the added captions, since its plan was made before and names every column that it reads. `name`
     and `known` come from the run's record of identities. `name` is `data`, or `data/NAME` for a source of a mixture.
@@ -175,10 +165,7 @@ def only_added(data: DataPart, name: str, known: Mapping[str, str]) -> bool:
 
 
 def _is_or_had(data: DataPart, identity: str | None) -> bool:
-    """Return whether `identity` is the data's identity, now or before captions were added.
-
-    Scenes have no identity, since their settings define them.
-    """
+    """Return whether this is the data's identity, now or before captions were added. Scenes have no identity."""
     return identity is None or (isinstance(data, StoreSettings) and _had(data, identity, now_too=True))
 
 

@@ -43,15 +43,11 @@ def members(path: Path) -> Iterator[tarfile.TarInfo]:
 
 
 def is_plain(member: tarfile.TarInfo) -> bool:
-    """Return whether a member is a regular file whose bytes are in the tar.
-
-    Links, devices and sparse files are not regular files.
-    """
+    """Return whether a member's bytes are in the tar. Links, devices and sparse files are not regular files."""
     return member.type in _PLAIN and not member.issparse()
 
 
 def content(path: Path, start: int, size: int) -> bytes:
-    """Return the bytes of a regular member."""
     with path.open("rb") as file:
         file.seek(start)
         return file.read(size)

@@ -26,7 +26,6 @@ class Standing:
     step: int = 0
     """The current step, counted from 1; 0 before the first step."""
     passed: int = 0
-    """Number of phases that the thread has begun."""
 
 
 here, writer = Standing(), Standing("save")
@@ -64,7 +63,6 @@ def waiting_for_writer() -> Iterator[None]:
 
 @contextmanager
 def waiting() -> Iterator[None]:
-    """Record that this process waits for the other ranks."""
     before = _place().phase
     mark(f"{before}, {WAITING}")
     yield
@@ -72,10 +70,7 @@ def waiting() -> Iterator[None]:
 
 
 def stack() -> list[str]:
-    """Return stack frames of the thread whose phases count, each as `file:line name`.
-
-    The result has the innermost frames in this package, and the frames that they call.
-    """
+    """Return `file:line name` of this package's innermost frames, and of frames they call, in the counted thread."""
     thread = _writer_thread if _waits_for_writer else threading.main_thread().ident
     top = sys._current_frames().get(thread or 0)
     frames = [(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in traceback.walk_stack(top)]

@@ -12,10 +12,7 @@ _NO_MEMORY = ("failed to map segment", "cannot allocate memory", "Cannot allocat
 
 
 def why_too_small() -> str:
-    """Return the reason why this process cannot load the libraries; empty if it can.
-
-    Without this check, some libraries would abort or hang.
-    """
+    """Return why this process cannot load the libraries, or ''. Without this check, some libraries abort or hang."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit == resource.RLIM_INFINITY or limit >= LEAST_BYTES:
         return ""

@@ -14,19 +14,15 @@ from torch import Tensor
 
 
 class Copy:
-    """A cast copy of a weight. The copy records the address and the version that the weight had when it was copied."""
-
     def __init__(self, weight: Tensor, values: Tensor) -> None:
         self.weight, self.values = weight, values
         self._made_from: tuple[int, int] | None = None
 
     @property
     def fresh(self) -> bool:
-        """Return whether the copy has the current values of its weight."""
         return self._made_from == self._state()
 
     def mark_fresh(self) -> None:
-        """Record that the copy has the current values of its weight."""
         self._made_from = self._state()
 
     def _state(self) -> tuple[int, int]:
@@ -35,5 +31,4 @@ class Copy:
 
 @torch.no_grad()
 def cast(copies: Sequence[Copy]) -> None:
-    """Cast the current values of each weight into its copy."""
     torch._foreach_copy_([copy.values for copy in copies], [copy.weight for copy in copies])

@@ -20,22 +20,14 @@ from tintype.runtime.memory import count_failures
 
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 _EXACT_WORKSPACES = (":4096:8", ":16:8")
-"""Workspace settings with which cuBLAS is deterministic.
-
-With any other setting, the strict mode refuses matrix products.
-"""
+"""Workspaces with which cuBLAS is deterministic. With any other, the strict mode refuses matrix products."""
 _WITHOUT = re.compile(r"(.+?) does not have a deterministic implementation")
 _LATE = "it uses CuBLAS"
-"""Part of the text of torch's error for matrix products.
-
-torch reads the workspace variable only once, at the first matrix product.
-"""
+"""Part of torch's error for matrix products. torch reads the workspace variable only once, at the first product."""
 
 
 def why_inexact(device: torch.device, wanted: bool, ranks: int) -> list[str]:
-    """Return the reasons why two runs of a plan on this device may differ in some bits; empty if they are
-    bit-identical.
-    """
+    """Return why two runs of a plan on this device may differ in some bits; empty if they are bit-identical."""
     if device.type != "cuda":
         return []
     workspace = os.environ.get(_WORKSPACE, _EXACT_WORKSPACES[0])
@@ -51,10 +43,7 @@ def why_inexact(device: torch.device, wanted: bool, ranks: int) -> list[str]:
 
 @contextmanager
 def deterministic(device: torch.device, inexact: Sequence[str]) -> Iterator[None]:
-    """Use only deterministic algorithms on a GPU.
-
-    Do nothing if `inexact` has reasons why a run cannot be exact anyway.
-    """
+    """Use only deterministic algorithms on a GPU, unless `inexact` has reasons why a run cannot be exact anyway."""
     if device.type != "cuda" or inexact:
         yield
         return
@@ -88,8 +77,5 @@ def inexact_operation(error: RuntimeError) -> str | None:
 
 
 def allow_inexact() -> None:
-    """Until the context `deterministic` ends, allow operations without a deterministic form.
-
-    torch warns once per operation.
-    """
+    """Until `deterministic` ends, allow operations without a deterministic form. torch warns once per operation."""
     torch.use_deterministic_algorithms(True, warn_only=True)

@@ -37,17 +37,13 @@ _AGREE_S = 2.0
 """Seconds within which all ranks must report an error for it to count as the same error."""
 
 _talk: dist.ProcessGroup | None = None
-"""The gloo process group for messages between ranks; None if the default group is used."""
 _aside: dist.ProcessGroup | None = None
 """The process group for each rank's second thread (`World.for_thread`)."""
 
 
 @dataclass(frozen=True)
 class World:
-    """This process as one of several ranks, and the ranks' collectives.
-
-    With only one rank, collectives do not communicate.
-    """
+    """This process as one of several ranks. With only one rank, collectives do not communicate."""
 
     rank: int = 0
     size: int = 1
@@ -81,11 +77,10 @@ class World:
         return self.rank == 0
 
     def shard(self, items: Sequence[Any]) -> Sequence[Any]:
-        """Return this rank's share of the items. The share has every `size`-th item, beginning at the rank's number."""
+        """Return every `size`-th item, beginning at the rank's number."""
         return items[self.rank :: self.size]
 
     def all_reduce_max(self, value: int) -> int:
-        """Return the maximum over all ranks."""
         if self.size == 1:
             return value
         values = torch.tensor(value)
@@ -98,15 +93,11 @@ class World:
         return bool(self.all_reduce_max(int(flag)))
 
     def barrier(self) -> None:
-        """Wait until every rank has called this method."""
         self.all_reduce_max(0)
 
     @contextmanager
     def fail_together(self) -> Iterator[None]:
-        """Raise a `UserError` on all ranks if one rank raises it within the context.
-
-        So either all ranks succeed, or all fail.
-        """
+        """Raise a `UserError` on all ranks if one rank raises it, so either all ranks succeed, or all fail."""
         if self.size == 1:
             yield
             return
@@ -134,10 +125,7 @@ class World:
         return [json.loads(bytes(one[:size].tolist())) for one, size in zip(found, sizes, strict=True)]
 
     def agree(self, values: Mapping[str, Any]) -> None:
-        """Raise on every rank unless all ranks have the same values.
-
-        The error names the ranks and the keys that differ. Values can be of any type that JSON supports.
-        """
+        """Raise on every rank, with the differing ranks and keys, unless all ranks have the same JSON values."""
         digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
         if self.size > 1 and len(set(self.all_gather(digest))) > 1:
             raise UserError(_differences(self.all_gather(dict(values))))
@@ -147,10 +135,9 @@ class World:
         return self.all_gather(value if self.leads else None)[0]
 
     def share(self, items: Sequence[T], work: Callable[[T], Tensor]) -> Tensor | None:
-        """Split the items among the ranks, and compute rows from each item with `work`.
+        """Share the items among the ranks in turn, and compute rows from each item with `work`.
 
-        The ranks take the items in turn. The first rank returns the rows of all items, in order, on the CPU. Other
-        ranks return None.
+        The first rank returns the rows of all items, in order, on the CPU. Other ranks return None.
         """
         found = self.share_named(items, lambda item: {"rows": work(item)})
         return None if found is None else found["rows"]
@@ -187,10 +174,7 @@ class World:
         return found
 
     def all_reduce_mean(self, mine: Tensor) -> Tensor:
-        """Return the mean of `mine` over the ranks, on the device of `mine`.
-
-        Gradients flow as in `all_gather_tensor`.
-        """
+        """Return the mean of `mine` over the ranks, on its device. Gradients flow as in `all_gather_tensor`."""
         return mine if self.size == 1 else self.all_gather_tensor(mine[None]).mean(0)
 
     def say_once(self, text: str, say: Callable[[str], None]) -> None:
@@ -238,10 +222,7 @@ class _AllGather(torch.autograd.Function):
 
 
 def _differences(by_rank: Sequence[Mapping[str, Any]]) -> str:
-    """Describe which ranks differ from the most common value of each key.
-
-    On a tie, the first rank's value counts as the most common.
-    """
+    """Describe which ranks differ from the most common value of each key; on a tie, from the first rank's value."""
     keys = list(dict.fromkeys(key for values in by_rank for key in values))
     found: dict[str, list[str]] = {}
     for key in keys:
@@ -261,10 +242,7 @@ def _differences(by_rank: Sequence[Mapping[str, Any]]) -> str:
 
 
 def ranks_store() -> Any:
-    """Return the key-value store through which the ranks joined.
-
-    The store answers even while ranks wait for each other.
-    """
+    """Return the key-value store through which the ranks joined, which answers even while ranks wait for each other."""
     return dist.distributed_c10d._get_default_store()
 
 
@@ -285,7 +263,6 @@ ALONE = World()
 
 
 def current() -> World:
-    """Return the world that this process has joined, or a world with one rank."""
     if not dist.is_initialized():
         return ALONE
     return World(dist.get_rank(), dist.get_world_size(), _number("LOCAL_RANK"), joined=True)
@@ -323,7 +300,6 @@ def is_connection_error(error: BaseException) -> bool:
 
 
 def launched() -> bool:
-    """Return whether `torchrun` started this process."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
@@ -352,10 +328,7 @@ def _part() -> None:
 
 
 def alone(what: str) -> None:
-    """Raise under `torchrun`.
-
-    Commands that start their own processes, or that must run as a single process, call this function.
-    """
+    """Raise under `torchrun`, for commands that start their own processes or must run as a single process."""
     if _number("WORLD_SIZE", 1) > 1 and launched():
         raise UserError(f"`{what}` runs only as a single process", "start the command without torchrun")
 
@@ -363,7 +336,7 @@ def alone(what: str) -> None:
 def refuse_other_steps(steps: Sequence[int], run: Path) -> None:
     """Raise if the ranks loaded checkpoints of different steps of a run.
 
-    The ranks do not load at the same time. If the run still trains, it may write a new checkpoint in between.
+    The ranks do not load at the same time, and a run that still trains may write a new checkpoint in between.
     """
     if len(set(steps)) > 1:
         raise UserError(

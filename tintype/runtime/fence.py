@@ -25,24 +25,16 @@ def _nothing() -> None:
 
 @dataclass(frozen=True)
 class Fence:
-    """The fence for one holder of a lease."""
-
     check: Callable[[], None] = _nothing
     """Function that is called right before each commit. The function raises `LostLeaseError` if the lease is lost."""
     suffix: str = ""
     """Suffix of temporary file names. Only this holder writes to files with this suffix."""
     takes_over: bool = False
-    """Whether the earlier holder did not return the lease.
-
-    The earlier holder's process may still be alive and write later.
-    """
+    """Whether the earlier holder did not return the lease. Its process may still be alive and write later."""
     taken_from: str = ""
     """Description of the earlier holder if it did not return the lease, otherwise empty."""
     passed: frozenset[int] = frozenset()
-    """Ids of processes on this machine that held the lease before.
-
-    If such a process is paused, it still holds its file locks.
-    """
+    """Ids of former holders' processes on this machine. A paused one still holds its file locks."""
 
 
 OPEN = Fence()

@@ -41,12 +41,10 @@ from tintype.runtime.fence import OPEN, Fence
 from tintype.runtime.host import is_alive, machine, process_name
 
 Json: TypeAlias = JsonValue
-"""A JSON value."""
 
 PLAN, STUDY = "plan.yaml", "study.yaml"
 """File names of a run's plan and of a study. The plan's seal says which run the folder belongs to."""
 SEAL = "seal"
-"""The JSON key of the seal."""
 _NUMBER, _CHECKSUM, _FORMAT = "line", "checksum", "format"
 _CHECKSUM_AT = -len(f', "{_CHECKSUM}": "0123456789abcdef"}}')
 """Where the checksum begins in a JSON line, after the keys that it covers."""
@@ -58,7 +56,6 @@ _FIRST_LINE = re.compile(
 _WRITING = ".writing-"
 """Separator between a file's name and the name of the writing process, in temporary names."""
 _IN_RUN = re.compile(r"(?:(?:checkpoints|snapshots|kept)/step-\d{9}/|evaluation/(?:samples/)?[^/]+/|trackers/)?[^/]+")
-"""Relative paths of files in a run's folder."""
 _KEPT_DAMAGED = 2
 """Number of damaged files and subfolders that a folder keeps for inspection."""
 
@@ -128,7 +125,6 @@ def remove_unfinished(folder: Path, name: str = "*") -> None:
 
 
 def unfinished_in(folder: Path) -> list[Path]:
-    """Return the temporary files of any process, in a folder and its subfolders."""
     return list(folder.rglob(f".*{_WRITING}*"))
 
 
@@ -160,7 +156,6 @@ def write_json(path: Path, content: Any, fence: Fence = OPEN) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the content of a JSON file; empty if the file is missing."""
     if not path.exists():
         return {}
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -174,7 +169,6 @@ class Seal:
     run: str
     """Hash of the run's plan."""
     file: str
-    """Path in the run's folder."""
 
     @property
     def content(self) -> dict[str, str]:
@@ -249,24 +243,17 @@ def _foreign(expected: Seal | None, found: object) -> str:
 def write_checked(
     path: Path, content: Mapping[str, Any], format: int = 1, fence: Fence = OPEN, place: Path | None = None
 ) -> None:
-    """Write JSON with its checksum and, in a run's folder, its seal.
-
-    `place` is the path that the file will have later, if it differs from `path`.
-    """
+    """Write JSON with its checksum and, in a run's folder, its seal. `place` is its later path, if not `path`."""
     write_text(path, checked_text(content, format, seal_of(place or path)), fence)
 
 
 def checked_text(content: Mapping[str, Any], format: int, seal: Seal | None) -> str:
-    """Return the text of a JSON file with its seal and its checksum."""
     marked = {_FORMAT: format, **content, **({SEAL: seal.content} if seal else {})}
     return json.dumps({**marked, _CHECKSUM: checksum_of(marked)}, indent=1, ensure_ascii=False) + "\n"
 
 
 def read_checked(path: Path, remake: str, format: int = 1) -> dict[str, Any]:
-    """Return the content that `write_checked` wrote, without format, seal and checksum; empty if the file is missing.
-
-    `remake` says how to fix a damaged file, as the end of a sentence.
-    """
+    """Return the content that `write_checked` wrote; empty if the file is missing. Errors end with `remake`."""
     try:
         found: dict[str, Any] = parse_object(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
@@ -315,7 +302,6 @@ def checksum_of(content: Any) -> str:
 
 
 def checksum_of_json(parsed: Any) -> str:
-    """Return the checksum of a value that was read from JSON."""
     return hashlib.sha256(json.dumps(parsed, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
@@ -355,22 +341,17 @@ def check_sha256(path: Path, wanted: str, remake: str) -> None:
 
 
 def write_sealed(path: Path, text: str, fence: Fence = OPEN, run: str | None = None) -> None:
-    """Write text below a comment with its checksum, and with its seal in a run's folder.
-
-    `run` is the run that the file belongs to, if its folder may not have a plan.yaml yet.
-    """
+    """Write text below a comment with its checksum and seal. Give `run` if its folder may have no plan.yaml yet."""
     write_text(path, sealed_text(text, Seal(run, path.name) if run else seal_of(path)), fence)
 
 
 def sealed_text(text: str, seal: Seal | None) -> str:
-    """Return the text with its sealing comment on top."""
     words = (f" as {seal}", "that and ") if seal else ("", "")
     digest = hashlib.sha256(f"{_bound(seal)}{text}".encode()).hexdigest()
     return f"# tintype wrote this file{words[0]}; the SHA-256 of {words[1]}the lines below is {digest}\n{text}"
 
 
 def _bound(seal: Seal | None) -> str:
-    """Return the part of the seal that a text's checksum also covers."""
     return f"{seal}\n" if seal else ""
 
 
@@ -443,15 +424,11 @@ def write_lines(path: Path, lines: Collection[Mapping[str, Any]], fence: Fence =
 
 
 def lines_text(lines: Collection[Mapping[str, Any]], seal: Seal | None) -> str:
-    """Return the text of a file of numbered lines; the first line has the seal."""
     return "".join(_line(number, line, seal if number == 1 else None) for number, line in enumerate(lines, 1))
 
 
 def read_lines(path: Path, remake: str = "remove it to do without", vouched: int = 0) -> list[dict[str, Any]]:
-    """Return the lines that `append_line` wrote, without a last line that a kill truncated.
-
-    `vouched` is the number of lines that another record says were written.
-    """
+    """Return the lines of `append_line` without a truncated last line. Other records vouch for `vouched` lines."""
     found = salvage_lines(path, vouched)
     if found.damage:
         raise damaged(path, found.damage, remake)

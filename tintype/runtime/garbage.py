@@ -9,10 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_pauses() -> Iterator[None]:
-    """Exclude all loaded objects from garbage collection.
-
-    Otherwise, each collection would scan these objects for a quarter of a second.
-    """
+    """Exclude all loaded objects from garbage collection, since scanning them takes a quarter of a second."""
     gc.collect()
     gc.freeze()
     try:
@@ -23,10 +20,7 @@ def without_pauses() -> Iterator[None]:
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """Pause garbage collection while many long-lived objects are read.
-
-    Otherwise, each collection would scan all these objects.
-    """
+    """Pause garbage collection, which would scan many long-lived objects again and again while they are read."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -25,8 +25,6 @@ _BUCKET_BYTES = 32 << 20
 
 
 class GradientMean:
-    """Average the gradients of replicated weights over the ranks."""
-
     def __init__(self, parameters: Sequence[nn.Parameter], layout: Layout) -> None:
         self._ranks = layout.world.size
         copied = [parameter for parameter in parameters if not is_sharded(parameter)]
@@ -38,10 +36,7 @@ class GradientMean:
 
     @contextmanager
     def over(self, last: bool) -> Iterator[None]:
-        """Wrap the backward pass of a micro-batch.
-
-        In the last micro-batch of a step, average the accumulated gradients.
-        """
+        """Wrap the backward pass of a micro-batch. In the last one of a step, average the accumulated gradients."""
         if not last or not self._buckets:
             yield
             return
@@ -79,10 +74,7 @@ class _Bucket:
         self.waiting = {id(parameter) for parameter in self.parameters}
 
     def send(self, ranks: int) -> None:
-        """Start the all_reduce of the bucket.
-
-        A weight without a gradient counts as zeros, so that all ranks send equal sizes.
-        """
+        """Start the bucket's all_reduce. Missing gradients count as zeros, so that all ranks send equal sizes."""
         if self._work is not None:
             return
         gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in self.parameters]
@@ -100,10 +92,7 @@ class _Bucket:
 
 
 def _buckets(parameters: Sequence[nn.Parameter]) -> list[_Bucket]:
-    """Return buckets in the order of the backward pass, which begins with the last weights.
-
-    Each bucket has one dtype and device.
-    """
+    """Return buckets of one dtype and device in the order of the backward pass, which begins with the last weights."""
     kinds = groupby(reversed(parameters), lambda one: (one.dtype, one.device))
     return [_Bucket(some) for _, alike in kinds for some in portions(alike, lambda one: one.nbytes, _BUCKET_BYTES)]
 
@@ -122,12 +111,9 @@ def portions(tensors: Iterable[T], size: Callable[[T], int], most: int) -> list[
 
 
 def backward_start(loss: Tensor) -> Tensor:
-    """Return the gradient of the loss with which the backward pass begins.
+    """Return the gradient with which the backward pass begins: 1, or NaN if the loss is not finite.
 
-    The gradient is 1, or NaN if the loss is not finite.
-
-    An infinite loss can have finite gradients. With NaN, all gradients become NaN, and after averaging they are NaN on
-    all ranks.
+    An infinite loss can have finite gradients. With NaN, all gradients are NaN, and after averaging on all ranks.
     """
     return torch.where(loss.detach().isfinite(), 1.0, math.nan).to(loss)
 
@@ -149,7 +135,6 @@ def multiply_gradients(parameters: Sequence[Tensor], factor: Tensor) -> None:
 
 
 def gradient_norm(parameters: Sequence[Tensor], layout: Layout) -> Tensor:
-    """Return the norm of all gradients, over all shards, in fp32."""
     given = [parameter for parameter in parameters if parameter.grad is not None]
     cut = [local(one.grad) for one in given if is_sharded(one) and one.grad is not None]
     copied = [one.grad for one in given if not is_sharded(one) and one.grad is not None]

@@ -21,10 +21,7 @@ from torch import Tensor, nn
 
 Parameters = Mapping[str, nn.Parameter]
 Pass = Callable[[Sequence[Tensor], Parameters], tuple[Tensor, ...]]
-"""Function of inputs and parameters that returns outputs.
-
-All other tensors that the function reads must keep their addresses.
-"""
+"""Function from inputs and parameters to outputs. All other tensors that it reads must keep their addresses."""
 
 MOST_GRADIENT_SHARE = 1 / 8
 """Maximum share of the device's memory for gradients of a network's graphs."""
@@ -41,7 +38,6 @@ class Graphs:
         self._met = set[Hashable]()
         self._captured: dict[Hashable, _Captured] = {}
         self._gradients = set[int]()
-        """Addresses of the gradients that graphs write."""
         self._gradient_bytes = 0
         self._waiting: Callable[[], _Token | None] = lambda: None
 
@@ -75,10 +71,7 @@ class Graphs:
         return outputs
 
     def _save_gradients(self, parameters: Parameters) -> None:
-        """Copy gradients out of a graph's memory before the next pass overwrites them.
-
-        The gradients of several micro-batches can then be summed.
-        """
+        """Copy gradients out of a graph's memory before the next pass overwrites them, to sum over micro-batches."""
         for parameter in parameters.values():
             if parameter.grad is not None and parameter.grad.data_ptr() in self._gradients:
                 parameter.grad = parameter.grad.clone()
@@ -86,7 +79,7 @@ class Graphs:
 
 @cache
 def memory_bytes(device: torch.device) -> int:
-    """Return the memory of the GPU in bytes. For a CPU, return a number larger than any memory."""
+    """Return the memory of the GPU in bytes; for a CPU, a number larger than any memory."""
     return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else sys.maxsize
 
 
@@ -118,10 +111,7 @@ class _Captured:
         self._outputs = [one.detach() for one in outputs]
 
     def forward(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return copies of the outputs, since the next pass overwrites the outputs.
-
-        The inputs are the first of `tensors`.
-        """
+        """Return copies of the outputs, since the next pass overwrites them. The inputs are the first of `tensors`."""
         with torch.no_grad():
             torch._foreach_copy_(self._inputs, list(tensors[: len(self._inputs)]))
         self._forward.replay()
@@ -135,7 +125,6 @@ class _Captured:
 
     @property
     def gradients(self) -> set[int]:
-        """Return the addresses of the gradients."""
         return {one.data_ptr() for one in self._gradients if one is not None}
 
 
@@ -153,10 +142,7 @@ class _Replay(torch.autograd.Function):
 
 @contextmanager
 def _capture(graph: torch.cuda.CUDAGraph, memory: Any) -> Iterator[None]:
-    """Capture the GPU work that is started within the context.
-
-    Autocast's cache of casts is turned off, since cached casts would be missing in the graph.
-    """
+    """Capture GPU work. Autocast's cache of casts is turned off, since cached casts would be missing in the graph."""
     cached = torch.is_autocast_cache_enabled()
     torch.clear_autocast_cache()
     torch.set_autocast_cache_enabled(False)

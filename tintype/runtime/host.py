@@ -18,10 +18,7 @@ _ENDED = ("Z", "X")
 
 @cache
 def machine() -> str:
-    """Return a name for the scope in which process ids are unique.
-
-    A scope is one boot of a machine, or one container on it.
-    """
+    """Return a name for the scope in which process ids are unique: a boot of a machine, or a container on it."""
     with suppress(OSError):
         return _digest(_BOOT.read_text() + os.readlink(_PIDS))  # noqa: PTH115 (no path: pid:[4026531836])
     return _digest(f"{platform.node()} {uuid.getnode()}")
@@ -38,15 +35,10 @@ def process_name() -> str:
 
 @dataclass(frozen=True)
 class Process:
-    """A process on any machine."""
-
     machine: str
     pid: int
     started: int = 0
-    """Start time in the kernel's unit; 0 if unknown.
-
-    The start time distinguishes processes with the same id, since ids are reused.
-    """
+    """Start time in the kernel's unit; 0 if unknown. It distinguishes processes, since ids are reused."""
 
     @classmethod
     def this(cls) -> Process:
@@ -58,10 +50,7 @@ class Process:
 
     @property
     def has_ended(self) -> bool:
-        """Return whether the process has certainly ended.
-
-        For a process on another machine, this is unknown and the result is False.
-        """
+        """Return whether the process has certainly ended. This is False for a process on another machine."""
         if not self.is_here:
             return False
         if not is_alive(self.pid):
@@ -71,7 +60,6 @@ class Process:
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether this machine has a process with this id."""
     try:
         with suppress(PermissionError):  # the process belongs to another user
             os.kill(pid, 0)

@@ -21,7 +21,7 @@ def check_same(
 ) -> None:
     """Raise unless the value recorded in `where` equals the current value. Nested settings are compared key by key.
 
-    If a value differs, `unless` is called; the difference is accepted if `unless` returns True.
+    A difference is accepted if `unless`, called only then, returns True.
     """
     there, here = _flat(recorded), _flat(found)
     changes = {key: (there.get(key), here.get(key)) for key in there | here if there.get(key) != here.get(key)}
@@ -37,15 +37,11 @@ def check_pin(setting: str, pin: Pin, what: str, identity: str, remedy: str) -> 
 
 
 def another(where: object, what: str, changes: Mapping[str, tuple[object, object]], remedy: str) -> UserError:
-    """Return an error that names the differences, where they were recorded, and the fix."""
     return UserError(f"{where} records another {what} ({in_words(changes)})", remedy)
 
 
 def in_words(changes: Mapping[str, tuple[object, object]]) -> str:
-    """Describe the first six differences, each with its key and both values.
-
-    If there is only a single value, its key is ''.
-    """
+    """Describe the first six differences, each with key and both values. A single value has the key ''."""
     texts = [f"{key}: {shown(old)} there, {shown(new)} here" for key, (old, new) in changes.items()]
     return "; ".join(text.removeprefix(": ") for text in texts[:_SHOWN])
 

@@ -11,7 +11,7 @@ from tintype.runtime.signals import handle_signals
 
 
 class Interrupt:
-    """The flag that a signal handler sets. `signal` is the number of the received signal; None before any signal."""
+    """The flag that a signal handler sets. `signal` is the number of the received signal."""
 
     def __init__(self) -> None:
         self.signal: int | None = None

@@ -56,7 +56,6 @@ ONE = Layout()
 
 
 def sharded_layout(shards: int, world: World, device: torch.device) -> Layout:
-    """Return the layout of weights that are sharded over `shards` ranks."""
     if world.size % shards:
         raise UserError(
             f"run.distribution.shards is {shards}, but must divide the number of ranks, {world.size}",
@@ -82,11 +81,7 @@ def share_of_batch(batch: int, accumulate: int, world: World) -> int:
 
 
 def broadcast_weights(modules: nn.Module, world: World) -> None:
-    """Broadcast the first rank's weights.
-
-    Initializing from the same seed on every rank is not enough, since different processors can give different last
-    bits.
-    """
+    """Broadcast the first rank's weights. The same seed on different processors can give different last bits."""
     for tensor in modules.state_dict().values() if world.size > 1 else ():
         dist.broadcast(tensor, 0)
 
@@ -118,15 +113,13 @@ def shard_blocks(denoiser: nn.Module, layout: Layout, gather: torch.dtype | None
 def can_reshard(device_type: str) -> bool:
     """Return whether gathered weights can be released after the forward pass.
 
-    On the CPU, torch before 2.13 cannot release them; the backward pass fails with `setStorage: ... out of bounds for
-    storage of size 0`. Weights that cannot be released stay gathered, which takes memory but does not change the
-    results.
+    On the CPU, torch before 2.13 cannot; the backward pass fails with `setStorage: ... out of bounds for storage of
+    size 0`. Weights that stay gathered take memory, but do not change the results.
     """
     return device_type != "cpu" or tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Return whether the tensor is sharded over ranks."""
     if type(tensor) in (Tensor, nn.Parameter):  # fast path for most weights: importing DTensor takes a second
         return False
     from torch.distributed.tensor import DTensor
@@ -145,9 +138,6 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def rows_of_shard(rows: int, shard: int, shards: int) -> int:
-    """Return how many rows of a matrix FSDP2 assigns to a shard.
-
-    As in torch.chunk, the last shards may get fewer rows or none.
-    """
+    """Return FSDP2's rows of a matrix for a shard. As in torch.chunk, the last shards may get fewer rows or none."""
     most = -(-rows // shards)
     return max(0, min(rows - shard * most, most))

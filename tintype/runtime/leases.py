@@ -64,10 +64,7 @@ _MOST_BYTES = 1 << 20
 
 
 class LostLeaseError(Exception):
-    """Raised when another process has the lease, or when the folder is gone.
-
-    The process that gets this error must stop writing.
-    """
+    """Raised when another process has the lease, or when the folder is gone. The process must stop writing."""
 
 
 class MovedError(UserError):
@@ -82,10 +79,7 @@ def boot_clock() -> float:
 
 
 class Disk:
-    """File system operations that leases use."""
-
     def names(self, folder: Path) -> list[str]:
-        """Return the names in a folder; empty if the folder is missing."""
         try:
             return os.listdir(folder)  # noqa: PTH208 (names, no paths)
         except (FileNotFoundError, NotADirectoryError):
@@ -99,10 +93,7 @@ class Disk:
             return False
 
     def is_gone(self, path: Path) -> bool:
-        """Return whether a file is certainly missing.
-
-        Return False if the file's folder cannot be reached at the moment.
-        """
+        """Return whether a file is certainly missing: False if the file's folder cannot be reached at the moment."""
         try:
             path.stat()
         except (FileNotFoundError, NotADirectoryError):
@@ -140,7 +131,6 @@ class Disk:
         return True
 
     def replace(self, path: Path, content: bytes) -> None:
-        """Write a file atomically."""
         write_bytes(path, content)
 
 
@@ -217,7 +207,6 @@ class Claim:
     about: Mapping[str, Json] = field(default_factory=dict)
     """Details that the holder recorded when it took the lease."""
     now: Mapping[str, Json] = field(default_factory=dict)
-    """Progress of the holder at the last heartbeat."""
     ended: Mapping[str, Json] | None = None
     """Outcome of the work; None until the holder gives the lease back."""
     damage: str = ""
@@ -281,8 +270,6 @@ class Claim:
 
 
 class Leases:
-    """Access of one process to the leases in a folder."""
-
     def __init__(
         self,
         folder: Path,
@@ -314,7 +301,6 @@ class Leases:
             )
 
     def newest(self, name: str) -> Claim | None:
-        """Return the newest claim; None if no process has claimed the lease yet."""
         if not (numbers := self._numbers(name)):
             return None
         number, content = numbers[-1], self.disk.read(self.path(name, numbers[-1]))
@@ -324,7 +310,6 @@ class Leases:
         return Claim.parse(number, content)
 
     def history(self, name: str) -> list[Claim]:
-        """Return all claims, oldest first."""
         return [Claim.parse(number, self.disk.read(self.path(name, number))) for number in self._numbers(name)]
 
     def silent_s(self, name: str) -> float:
@@ -392,10 +377,7 @@ class Leases:
 
 
 class Lease:
-    """A lease that this process holds, or held before it lost the lease.
-
-    A thread writes the heartbeat of the lease until `end` is called.
-    """
+    """A lease that this process holds, or held before it lost the lease. A thread writes its heartbeat until `end`."""
 
     def __init__(self, leases: Leases, name: str, claim: Claim, before: list[Claim], began_s: float) -> None:
         self.name, self.claim, self.before = name, claim, before
@@ -423,7 +405,6 @@ class Lease:
         return self._lost
 
     def report(self, now: Mapping[str, Json]) -> None:
-        """Set the progress that the next heartbeat writes."""
         self._now = dict(now)
 
     def check(self) -> None:
@@ -463,8 +444,8 @@ class Lease:
     def _holds(self) -> bool:
         """Return whether this process has the lease.
 
-        If the process slept longer than the expiry, claim the lease again unless another process has claimed it. If the
-        disk is full, try again later, since no other process can write a claim to a full disk either.
+        After a sleep longer than the expiry, claim the lease again unless another process has claimed it. If the disk
+        is full, try again later, since no other process can write a claim to a full disk either.
         """
         leases = self._leases
         if self._lost or leases.is_moved():

@@ -59,7 +59,6 @@ def locked(folder: Path, otherwise: str = ANOTHER_OUT, passed: Collection[int] =
 
 @contextmanager
 def taking_turns(lock: Path) -> Iterator[None]:
-    """Hold a lock for a short time; wait if another process holds it."""
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -75,17 +74,13 @@ class SharedWork:
     """
 
     def __init__(self, words: str, open_file: Callable[[], int] | None) -> None:
-        """Prepare to share work with other processes. `words` describes the items in messages; `open_file` returns a
-        new writable descriptor.
+        """Prepare to share work. `words` names the items in messages; `open_file` returns a new writable descriptor.
 
         Without `open_file` this process does all the work.
         """
         self._words, self._open = words, open_file
         self._held: tuple[int, int] | None = None
-        """The id of the process that opened the file, and the file's descriptor.
-
-        A forked process would share the locks of its parent.
-        """
+        """The process that opened the file, and the descriptor. A forked process would share its parent's locks."""
         self._has_locks = open_file is not None and hasattr(fcntl, "F_OFD_SETLK")
 
     def do(
@@ -98,8 +93,8 @@ class SharedWork:
     ) -> int:
         """Work until all items are done; return how many items this process made.
 
-        This process makes one portion at a time, and then waits for items that other processes are making. `place` is
-        the byte in the lock file that stands for an item.
+        This process makes a portion, then waits for items of other processes. `place` is an item's byte in the lock
+        file.
         """
         made = 0
         while items := left(items):
@@ -159,8 +154,8 @@ def wait_for_lock(
 ) -> bool:
     """Wait at most `_WAIT_S` seconds until no other process works in the folder; return False if `stop` ended the wait.
 
-    The wait gives a killed process time to exit. If the function must wait, it calls `on_wait` once with a sentence for
-    the user. Locks that the processes in `passed` hold are ignored.
+    The wait gives a killed process time to exit. Before waiting, `on_wait` gets a sentence for the user. Locks that the
+    processes in `passed` hold are ignored.
     """
     if not os.access(folder / _LOCK, os.W_OK):  # the file is missing, or `locked` will report why it is unusable
         return True
@@ -195,14 +190,14 @@ def _holder(folder: Path) -> str:
 
 
 def _held_by(folder: Path) -> int | None:
-    """Return the id of the process that took the lock last; None if the lock file has no id."""
+    """Return the id of the process that took the lock last."""
     with suppress(OSError, ValueError):
         return int((folder / _LOCK).read_text())
     return None
 
 
 def refuse_foreign(folder: Path, mark: str) -> None:
-    """Raise if a folder has files but no file named `mark`, since another program may have written those files.
+    """Raise if a folder has files but no file `mark`, since another program may have written those files.
 
     Hidden files and the folder `checkpoints` are allowed, since an earlier attempt may have left them.
     """

@@ -34,10 +34,9 @@ def exact_fp32(exact: bool = True) -> Iterator[None]:
 
 @contextmanager
 def cpu_threads(device: str, threads: int) -> Iterator[None]:
-    """Set the number of CPU threads in torch, since this number decides the order of summation and thereby the last
-    bits.
+    """Set torch's number of CPU threads, which decides the order of summation and thereby the last bits.
 
-    On a GPU, leave the number of threads unchanged, since the GPU computes the sums.
+    On a GPU, leave the number unchanged, since the GPU computes the sums.
     """
     before = torch.get_num_threads()
     if choose_device(device).type == "cpu":
@@ -49,7 +48,6 @@ def cpu_threads(device: str, threads: int) -> Iterator[None]:
 
 
 def cores() -> int:
-    """Return how many CPU cores this process may use."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
@@ -89,8 +87,7 @@ def environment(device: torch.device) -> dict[str, Any]:
 def code_commit() -> str:
     """Return the git commit of the package's checkout, and whether files differ from that commit.
 
-    Return an empty value if the package is not in its own checkout. An installed package can lie inside another
-    project's repository.
+    An installed package can lie inside another project's repository. Its commit is empty.
     """
     package = Path(tintype.__file__).parent
     git = ["git", "-c", "core.fsmonitor=false", "-C", str(package)]

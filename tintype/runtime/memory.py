@@ -47,15 +47,11 @@ _RAN_OUT = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_F
 
 
 def ran_out(error: BaseException) -> bool:
-    """Return whether an error means that the memory of the host or of a GPU ran out."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _RAN_OUT)
 
 
 def lost_gpu(error: BaseException) -> bool:
-    """Return whether the error means that a kernel failed and this process can no longer use its GPU.
-
-    The failed kernel may belong to another process.
-    """
+    """Return whether a kernel, perhaps of another process, failed and this process can no longer use its GPU."""
     return isinstance(error, RuntimeError) and str(error).startswith(("CUDA error", "CUDA driver error"))

@@ -37,16 +37,12 @@ for failed in (
     if code := failed():
         raise SystemExit(f"CUDA error {code}")
 """
-"""Program that allocates memory on the first GPU to test whether the service works.
-
-The program does not import torch, which would take seconds.
-"""
+"""Program that tests the service by allocating memory on the first GPU, without importing torch for seconds."""
 
 
 @contextmanager
 def side_by_side(jobs: int) -> Iterator[bool]:
-    """Let processes that are started inside the context share the GPUs through the service; yield whether the service
-    is used.
+    """Let processes started inside the context share the GPUs through the service; yield whether it is used.
 
     The service is not used if it is missing or fails, or if each process has its own GPU.
     """
@@ -94,7 +90,6 @@ def _service(control: str, folder: Path) -> Iterator[dict[str, str]]:
 
 
 def _why_not(environment: Mapping[str, str], pipes: Path) -> str:
-    """Return the reason why a process cannot use the service; empty if it can."""
     until_s = time.monotonic() + _START_S
     while not (pipes / "control").exists():
         if time.monotonic() > until_s:

@@ -1,7 +1,4 @@
-"""Log notes for the user from packages that do not print.
-
-Notes go to the logger `tintype`, and `terminal/` shows them.
-"""
+"""Log notes for the user from packages that do not print. `terminal/` shows the logger `tintype`."""
 
 from __future__ import annotations
 
@@ -19,7 +16,6 @@ _noted: set[str] = set()
 
 @contextmanager
 def notes_in(language: Language) -> Iterator[None]:
-    """Format the options in notes for this language."""
     token = _language.set(language)
     try:
         yield
@@ -33,7 +29,6 @@ def note(text: str) -> None:
 
 
 def note_once(subject: str, text: str) -> None:
-    """Log a note once per process and subject."""
     if subject not in _noted:
         _noted.add(subject)
         note(text)

@@ -1,7 +1,6 @@
 """End a process when its parent process ends for any reason.
 
-Linux kills the process immediately (PR_SET_PDEATHSIG). On other systems, a thread checks whether the parent still
-exists.
+Linux kills the process immediately (PR_SET_PDEATHSIG). On other systems, a thread polls the parent.
 
 As a script (`parent.py PARENT COMMAND...`), this file replaces itself by another program that ends with its parent. The
 script imports only the standard library, so it starts in milliseconds.

@@ -22,15 +22,11 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class Level:
-    """Free and total bytes of a pool."""
-
     free: int
     total: int
 
 
 class Pool(Protocol):
-    """A pool of memory on this machine."""
-
     @property
     def name(self) -> str:
         """Return the pool's name, which is equal in all processes of the machine."""
@@ -81,7 +77,7 @@ class _NvmlMemory(ctypes.Structure):
 
 @cache
 def _nvml() -> Any:
-    """Return NVIDIA's management library, initialized; None if missing."""
+    """Return NVIDIA's management library, initialized."""
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
@@ -90,7 +86,6 @@ def _nvml() -> Any:
 
 
 def _nvml_memory(uuid: str) -> tuple[int, int] | None:
-    """Return free and total bytes of a GPU; None if NVML does not know the GPU."""
     library, handle, memory = _nvml(), ctypes.c_void_p(), _NvmlMemory()
     if library is None or library.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode(), ctypes.byref(handle)):
         return None

@@ -11,10 +11,7 @@ _ACTING = re.compile(
     "\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"  # invisible; bidi; new lines
     "\U000e0000-\U000e007f]"  # invisible tags
 )
-"""Characters that control a terminal.
-
-Joiners (U+200C, U+200D) are not in this set, since Persian and emoji need them.
-"""
+"""Characters that control a terminal. Joiners (U+200C, U+200D) are allowed, since Persian and emoji need them."""
 
 
 def visible(text: str) -> str:
@@ -23,7 +20,6 @@ def visible(text: str) -> str:
 
 
 def acts(text: str) -> bool:
-    """Return whether the text has characters that control a terminal."""
     return _ACTING.search(text) is not None
 
 

@@ -9,17 +9,11 @@ _NUMBERS = frozenset({int, float})
 LOCAL = "(a local file or folder)"
 HIDDEN = "(hidden)"
 _INSIDE = r"[^\s/?#\"<>\\{}|"
-"""Start of a regex character class that matches the user and password of an address.
-
-The class excludes quotes, since quotes end JSON strings.
-"""
+"""Start of a regex class for the user and password of an address. Quotes are excluded, since they end JSON strings."""
 _PASSWORDS = re.compile(
     rf"(?<=://){_INSIDE}:@]*:{_INSIDE}]*@|(?:(?<=http://)|(?<=https://)){_INSIDE}@]+@", re.IGNORECASE
 )
-"""Match `user:password@` in any address.
-
-In web addresses, the pattern also matches `user@`, since a token can stand there without a password.
-"""
+"""Match `user:password@`, and in web addresses `user@`, since a token can stand there without a password."""
 _TOKENS = re.compile(
     r"(?:(?<=[?&])|(?<=&amp;))([\w-]{0,40}(?:token|key|secret|passw(?:or)?d|pwd|signature|sig|credential))=[^\s&#\"<>\\{}|]+",
     re.IGNORECASE,
@@ -38,11 +32,9 @@ _WHOLE = re.compile(r"(?:~[\w.-]*/|/[^/\n]+/)[^/\n]*(?:/[^/\n]*)*")
 """Match a string that consists of one path, possibly with spaces."""
 
 NamePath = Callable[[str], str]
-"""Function from a path to its replacement."""
 
 
 def hide_passwords(text: str) -> str:
-    """Return the text with hidden passwords and tokens in addresses."""
     return _TOKENS.sub(rf"\1={HIDDEN}", _PASSWORDS.sub(f"{HIDDEN}@", text)) if "://" in text else text
 
 
@@ -57,10 +49,7 @@ def hide_all_passwords(value: object) -> object:
 
 
 def redact(value: object, name: NamePath) -> object:
-    """Replace the paths in all strings of nested data.
-
-    If a path fills a whole string, other occurrences of the path inside strings are replaced too.
-    """
+    """Replace the paths in all strings of nested data, also inside strings if the path fills another whole string."""
     whole = dict.fromkeys(text for text in _strings(value) if _WHOLE.fullmatch(text))
     for path in whole:
         name(path)  # so that names are numbered in the order of the data
@@ -70,10 +59,7 @@ def redact(value: object, name: NamePath) -> object:
 
 
 def last_names() -> NamePath:
-    """Return a function that replaces each path by its last component.
-
-    Paths with the same last component also get a number.
-    """
+    """Return a function that replaces each path by its last component, with a number if several paths share it."""
     names: dict[str, str] = {}
 
     def name(path: str) -> str:

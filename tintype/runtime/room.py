@@ -31,10 +31,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def has_room(folder: Path, needed: int) -> bool:
-    """Return whether a folder's disk has `needed` free bytes.
-
-    To detect an exhausted quota, the function writes a small file.
-    """
+    """Return whether a folder's disk has `needed` free bytes. A small test file detects an exhausted quota."""
     probe = folder / f".room.writing-{process_name()}"  # `remove_unfinished` removes what a kill leaves
     try:
         if shutil.disk_usage(folder).free < needed:

@@ -31,10 +31,7 @@ from tintype.runtime.files import damaged
 from tintype.runtime.locks import SharedWork
 
 _FORMAT = b"tintype rows 2\n\0"
-"""The first bytes of a file of rows.
-
-Version 1 of the format had no such header, and its checksums did not detect swapped numbers and rows.
-"""
+"""First bytes of a file of rows. Version 1 had none, and its checksums missed swapped numbers and rows."""
 SUM_BYTES = 8
 PORTION = 64
 """Number of rows that a process takes at a time, enough for one call and few enough to share the work."""
@@ -43,12 +40,9 @@ _LEFT_S = 3600
 
 @dataclass(frozen=True)
 class Content:
-    """Description of the content of the rows."""
-
     words: str
     """Plural name of the rows in error messages."""
     shape: tuple[int, ...]
-    """[N, …]"""
     dtype: torch.dtype
     otherwise: str
     """Advice for a user without enough disk space or memory."""
@@ -57,12 +51,10 @@ class Content:
 
     @property
     def head(self) -> bytes:
-        """Return the header, which is the first bytes of the file."""
         return _FORMAT + self.stamp
 
     @property
     def row_bytes(self) -> int:
-        """Return the size of all rows, without their checksums."""
         return self.dtype.itemsize * math.prod(self.shape)
 
     @property
@@ -110,8 +102,7 @@ class Rows:
     def fill(self, ids: Sequence[int], make: Callable[[list[int]], Tensor], portion: int = PORTION) -> int:
         """Compute the missing rows of these images; return how many rows this process computed.
 
-        Exactly one of the processes that share the rows computes each row. This process computes one portion at a time,
-        while other processes compute other portions.
+        Exactly one of the processes that share the rows computes each row, one portion at a time.
         """
 
         def write(some: list[int]) -> None:
@@ -152,10 +143,7 @@ class Rows:
         fault.point("rows.done")
 
     def read(self, id_B: Tensor) -> Tensor:
-        """Return copies of the rows, which numpy makes.
-
-        The threads of torch's copy would wait for each other when other processes use the CPU.
-        """
+        """Return copies of the rows. numpy copies, since torch's threads would wait for each other on a busy CPU."""
         stride_BK = torch.from_numpy(np.take(self._stride_NK, id_B.numpy(), axis=0))
         return stride_BK[:, : self._byte_NK.shape[1]].view(self.dtype).view(len(id_B), *self.shape[1:])
 
@@ -169,10 +157,7 @@ class Rows:
         return True
 
     def _sums(self, id_M: Tensor) -> Tensor:
-        """Return a 64-bit checksum over the stamp, the row's index and the row.
-
-        The checksum zero is reserved for missing rows.
-        """
+        """Return a 64-bit checksum over the stamp, the row's index and the row. Zero is reserved for missing rows."""
         raise NotImplementedError
 
 
@@ -197,12 +182,10 @@ class DiskRows(Rows):
         super().__init__(map_file(file, size), content, content.row_bytes // content.shape[0], work)
 
     def flush(self) -> None:
-        """Flush all written rows to the disk."""
         with self.file.open("rb+") as file:
             os.fsync(file.fileno())
 
     def _sums(self, id_M: Tensor) -> Tensor:
-        """Return the first 64 bits of each row's SHA-256."""
         sums = []
         for id_ in id_M.tolist():
             total = hashlib.sha256(self._stamp + id_.to_bytes(8, "little"))
@@ -224,10 +207,7 @@ class _Images(Protocol):
 
 
 def fingerprint(source: _Images) -> str:
-    """Return a hash of three images of the source.
-
-    The hash changes if the code that draws or decodes images changes.
-    """
+    """Return a hash of three images, which changes if the code that draws or decodes images changes."""
     some = sorted({0, len(source) // 2, len(source) - 1})
     return hashlib.sha256(source.images(some).cpu().contiguous().numpy().data).hexdigest()
 
@@ -266,10 +246,7 @@ def _put_in_place(made: Path, file: Path) -> None:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Remove unfinished files that are older than an hour.
-
-    Such files were left by killed processes, since making a file never takes an hour.
-    """
+    """Remove killed processes' unfinished files, which are older than an hour. Making a file never takes an hour."""
     for left in folder.glob("*.making"):
         if time.time() - left.stat().st_mtime > _LEFT_S:
             left.unlink(missing_ok=True)

@@ -30,11 +30,9 @@ class _Segment:
     rows: Path
     index: Path
     read: int = 0
-    """Number of bytes of the index that this process has read."""
     mapped: mmap.mmap | None = None
 
     def block(self, first: int, size: int) -> memoryview | None:
-        """Return a block; None if the file is too short."""
         if self.mapped is None or len(self.mapped) < first + size:
             if not self.rows.is_file() or self.rows.stat().st_size < first + size:
                 return None
@@ -65,7 +63,6 @@ class Segments:
         return len(self._places)
 
     def refresh(self) -> None:
-        """Read the records that other processes have added."""
         for index in sorted(self.folder.glob("*.index")):
             segment = self._segments.setdefault(index.stem, _Segment(index.with_suffix(".rows"), index))
             with index.open("rb") as file:
@@ -78,7 +75,6 @@ class Segments:
                     self._places[key] = _Place(segment, first, size, total)
 
     def missing(self, keys: Sequence[bytes]) -> list[bytes]:
-        """Return the keys that no process has added."""
         if any(self.get(key) is None for key in keys):
             self.refresh()
         return [key for key in keys if self.get(key) is None]

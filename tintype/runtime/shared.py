@@ -1,5 +1,4 @@
-"""Store rows in memory that all processes of a user on one machine share, as long as any of these processes uses the
-rows.
+"""Store rows in memory that all processes of a user on one machine share, as long as any of these processes uses them.
 
 The memory is an anonymous file (`memfd_create`). The process that makes the file publishes a record, which is an empty
 file in the cache. The record's name has the identity of the rows, the process and the descriptor. Another process opens
@@ -66,8 +65,7 @@ class MemoryRows(Rows):
 def open_rows(content: Content) -> MemoryRows:
     """Return rows in memory; raise a `UserError` if the memory is too small.
 
-    Small rows belong to this process only. Larger rows are shared by this machine's processes, if the system supports
-    it.
+    This machine's processes share rows that are not small, if the system supports it.
     """
     if (size := _size(content)) >= SMALLEST_BYTES:
         if (rows := open_shared(content)) is not None:
@@ -101,10 +99,7 @@ def free_bytes() -> int:
 
 
 def _groups() -> list[Path]:
-    """Return the control groups that limit the memory of this process.
-
-    In a container, the container's own group is the root.
-    """
+    """Return the control groups that limit this process's memory. A container's own group is the root in it."""
     found: list[Path] = []
     with suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
@@ -118,10 +113,7 @@ def _groups() -> list[Path]:
 
 
 def _free_in(group: Path) -> int:
-    """Return the memory that a control group can still allocate.
-
-    Cached files that the kernel can drop count as free memory.
-    """
+    """Return the memory that a control group can still allocate. Cached files that can be dropped count as free."""
     v2 = ("memory.max", "memory.current", "inactive_file")
     v1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
     for limit, usage, file_cache in (v2, v1):
@@ -143,7 +135,6 @@ def _check_room(content: Content, size: int) -> None:
 
 
 def _open_shared(content: Content, size: int) -> MemoryRows:
-    """Open the memory that another process has published, or make and publish it."""
     folder = cache_folder() / f"shared-{os.getuid()}"
     folder.mkdir(parents=True, exist_ok=True)
     decides = [content.head, repr(content.shape).encode(), repr(content.dtype).encode()]
@@ -166,10 +157,7 @@ def _open_shared(content: Content, size: int) -> MemoryRows:
 
 
 def _published(folder: Path, name: str, content: Content, size: int) -> int | None:
-    """Return a descriptor of memory that a living process has published under this name; None if there is none.
-
-    Records of ended processes are removed.
-    """
+    """Return a descriptor of memory of this name that a living process published. Remove records of ended processes."""
     found: int | None = None
     for record in sorted(folder.glob("*.*.*.*.*")):
         there, of, *numbers = record.name.split(".")
@@ -196,10 +184,7 @@ def _published(folder: Path, name: str, content: Content, size: int) -> int | No
 
 
 def _made(name: str, content: Content, size: int) -> int:
-    """Return a descriptor of new memory.
-
-    All pages are allocated now, since a failed allocation later would kill the process.
-    """
+    """Return a descriptor of new memory, with all pages allocated. A failed later allocation would kill the process."""
     _check_room(content, size)
     descriptor = os.memfd_create(_memory_name(name), os.MFD_CLOEXEC)
     try:
@@ -216,10 +201,7 @@ def _memory_name(name: str) -> str:
 
 
 def _withdraw(process: int, record: Path, descriptor: int) -> None:
-    """Close memory that this process no longer uses.
-
-    Only the process that wrote the record removes it; a forked process does not.
-    """
+    """Close memory that this process no longer uses. A forked process does not remove its parent's record."""
     if process == os.getpid():
         with suppress(OSError):
             record.unlink(missing_ok=True)
@@ -228,7 +210,6 @@ def _withdraw(process: int, record: Path, descriptor: int) -> None:
 
 
 def _stride_bytes(content: Content) -> int:
-    """Return the distance between two rows in bytes, rounded up to whole words."""
     row_bytes = content.row_bytes // content.shape[0]
     return -(-row_bytes // _WORD_BYTES) * _WORD_BYTES
 

@@ -1,10 +1,10 @@
-"""Reserve shares of a memory pool, so that processes do not use each other's memory. A process reserves a share before
-it allocates memory.
+"""Reserve shares of a memory pool, so that processes do not use each other's memory.
 
-A share is a small file in a folder of this machine. The file contains the process, the reserved bytes, and the bytes in
-use so far. The memory left for new shares is the pool's free memory minus all reserved bytes that are not in use yet.
-Other programs take no shares, but the memory that they use is not free. The share of an ended process is ignored. A
-process holds a lock while it takes a share, so that no bytes are reserved twice.
+A process reserves a share before it allocates memory. A share is a small file in a folder of this machine. The file
+contains the process, the reserved bytes, and the bytes in use so far. The memory left for new shares is the pool's free
+memory minus all reserved bytes that are not in use yet. Other programs take no shares, but the memory that they use is
+not free. The share of an ended process is ignored. A process holds a lock while it takes a share, so that no bytes are
+reserved twice.
 """
 
 from __future__ import annotations
@@ -47,15 +47,12 @@ _PROMISE = TypeAdapter(Promise)
 
 
 class Shares:
-    """Access of one process to the shares of a pool."""
-
     def __init__(self, pool: Pool, folder: Path | None = None) -> None:
         self.pool = pool
         self.folder = (folder or _own_folder()) / machine() / pool.name
 
     def take(self, wanted: int | None) -> Share | None:
-        """Take a share of `wanted` bytes, or of the whole pool for None. Return None if the share does not fit at
-        present.
+        """Take a share of `wanted` bytes, or of the whole pool for None. Return None if the share does not fit now.
 
         The share includes memory of the pool that this process already holds. If `wanted` exceeds the memory left and
         no other process uses the pool, the share is all free memory.
@@ -100,10 +97,7 @@ class Shares:
 
 
 def _own_folder() -> Path:
-    """Return the user's folder in the temporary folder.
-
-    If another user owns a folder with this name, return a folder in the cache.
-    """
+    """Return the user's folder in the temporary folder, or in the cache if another user owns a folder of this name."""
     found = Path(tempfile.gettempdir()) / f"tintype-{os.getuid()}"
     with suppress(OSError):
         found.mkdir(mode=0o700, exist_ok=True)

@@ -25,7 +25,7 @@ _NOT_BEGUN = "interrupted: nothing was begun; run the same command again"
 
 
 def handle_signals(first: Callable[[int], None], *numbers: signal.Signals) -> Callable[[], None]:
-    """Call `first` with the signal's number at the first signal of `numbers`, by default SIGINT and SIGTERM.
+    """Call `first` with the number of the first signal of `numbers`, by default SIGINT and SIGTERM.
 
     Return a function that restores the previous handlers. Outside of the main thread, this function does nothing.
     """
@@ -56,10 +56,7 @@ def _is_main_thread() -> bool:
 
 @contextmanager
 def ignored(number: signal.Signals) -> Iterator[None]:
-    """Ignore a signal, so that a process started inside the context also ignores the signal.
-
-    This function has an effect in the main thread only.
-    """
+    """Ignore a signal here and in processes started inside the context. Only the main thread can do so."""
     if not _is_main_thread():
         yield
         return
@@ -71,27 +68,18 @@ def ignored(number: signal.Signals) -> Iterator[None]:
 
 
 def ignore_signals() -> None:
-    """Ignore signals during Python's shutdown.
-
-    Without this call, the default handlers would end a finished command with an error.
-    """
+    """Ignore signals during shutdown, where the default handlers would end a finished command with an error."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
 
 def end_with(code: int) -> None:
-    """Make a signal end this process immediately with `code`.
-
-    Call this function when the command only waits for its threads.
-    """
+    """Make a signal end this process immediately with `code`, when the command only waits for its threads."""
     handle_signals(lambda number: os._exit(code))
 
 
 def end_before_work(number: int) -> None:
-    """End a command immediately on a signal, while the command still imports its code.
-
-    Importing takes seconds on a busy machine.
-    """
+    """End a command immediately on a signal during its imports, which take seconds on a busy machine."""
     _end_at_once(number, _NOT_BEGUN)
 
 

@@ -35,19 +35,13 @@ def prepare_streams() -> None:
 
 
 class VisibleStream:
-    """A text stream that writes control characters as codes.
-
-    The stream has no `buffer`, since bytes would not be checked.
-    """
+    """A text stream that writes control characters as codes. It has no `buffer`, since bytes would not be checked."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write a text.
-
-        Carriage returns at the start or end of the text stay unchanged, since they come from progress bars.
-        """
+        """Write a text. Carriage returns at its start or end stay unchanged, since they come from progress bars."""
         if _MOVES.fullmatch(text):
             return self._stream.write(text)
         inner = text.strip("\r")

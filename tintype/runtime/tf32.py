@@ -1,5 +1,4 @@
-"""Apply layers in fp32 while the rest of the model is autocast to bf16. On a GPU, matrix products of these layers then
-use TF32.
+"""Apply layers in fp32 while the rest of the model is autocast to bf16. On a GPU, their matrix products use TF32.
 
 TF32 products have factors with 10 mantissa bits and fp32 sums. These products run on tensor cores, which are faster
 than other units. Each bf16 number is also a TF32 number, so TF32 does not round the tokens of a bf16 denoiser.
@@ -29,10 +28,7 @@ def tf32_products() -> Iterator[None]:
 
 
 def in_fp32(layers: nn.Module, x: Tensor) -> Tensor:
-    """Apply layers in fp32, even under autocast.
-
-    Under autocast on a GPU, use TF32 products in the forward and backward pass.
-    """
+    """Apply layers in fp32, even under autocast, which on a GPU means TF32 products in both passes."""
     fast = x.is_cuda and torch.is_autocast_enabled("cuda")
     kind = x.device.type if torch.amp.is_autocast_available(x.device.type) else "cpu"  # meta has none of its own
     with torch.autocast(kind, enabled=False):
@@ -41,16 +37,12 @@ def in_fp32(layers: nn.Module, x: Tensor) -> Tensor:
 
 
 def in_tf32(layers: nn.Module, x: Tensor) -> Tensor:
-    """Apply layers in fp32 with TF32 products in the forward and backward pass."""
     out: Tensor = _InTf32.apply(layers, x, *layers.parameters())  # type: ignore[no-untyped-call]
     return out
 
 
 class _InTf32(torch.autograd.Function):
-    """Run the forward and backward pass with TF32.
-
-    The backward pass sets TF32 again, since it runs after the forward pass has restored the setting.
-    """
+    """Run both passes with TF32. The backward pass sets TF32 again, since the forward pass has restored the setting."""
 
     @staticmethod
     def forward(ctx: Any, layers: nn.Module, x: Tensor, *parameters: Tensor) -> Tensor:

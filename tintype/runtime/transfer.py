@@ -20,10 +20,7 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 class PendingNumbers:
-    """Values of a small tensor, which are copied to the host without waiting.
-
-    Reading the values waits only for the step that computed them.
-    """
+    """Values of a small tensor on their way to the host. Reading waits only for the step that computed them."""
 
     def __init__(self, value: Tensor) -> None:
         self._event: torch.cuda.Event | None = None
@@ -75,8 +72,7 @@ class ReadAhead:
     def expect(self, ids: Sequence[int]) -> None:
         """Begin to prefetch a batch. Call this method in the order in which the batches are taken.
 
-        Do nothing if the batches that are being read already take too much memory. At least one batch is always
-        prefetched.
+        Do nothing if the batches that are being read take too much memory, but always prefetch one batch.
         """
         if tuple(ids) in self._begun:
             return

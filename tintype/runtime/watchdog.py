@@ -36,9 +36,7 @@ _ANSWER_S = 15.0
 
 
 class Limits(Protocol):
-    """The time limit of a step is `multiple` times the median, but at least `floor_minutes`. None disables the
-    watchdog.
-    """
+    """The time limit of a step: `multiple` times the median, at least `floor_minutes`. None disables the watchdog."""
 
     @property
     def multiple(self) -> float: ...
@@ -95,7 +93,6 @@ class Finding:
 
     @property
     def details(self) -> dict[str, Any]:
-        """Return the phase of every rank, and the stacks of the ranks for which the others wait, for the event log."""
         stacks = {rank: place.stack for rank in self.ranks if (place := self.places.get(rank)) is not None}
         stands = {rank: place.words if place else "not begun" for rank, place in self.places.items()}
         return {"ranks": self.ranks, "why": self.why, "stands": stands, "stacks": stacks}
@@ -106,7 +103,6 @@ Report = Callable[[Finding, str], str]
 
 
 def say_again(finding: Finding, text: str) -> str:
-    """Return the message for commands without a log."""
     return f"{text}. All ranks are ended; run the same command again"
 
 
@@ -148,10 +144,7 @@ class Watchdog:
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def begin_step(self) -> None:
-        """Mark the start of a step, which is also the end of the previous step.
-
-        Call this method at the start of every step.
-        """
+        """Mark the end of the previous step and the start of the next. Call this method at the start of every step."""
         now = time.monotonic()
         if self._began_s is not None:
             self._durations_s.append(now - self._began_s)
@@ -170,7 +163,7 @@ class Watchdog:
             self._write(left=True)
 
     def explain(self) -> str | None:
-        """Report the rank that broke a connection, and return the message; empty if another rank reports it.
+        """Return a message on the rank that broke a connection; empty if another rank reports it.
 
         Return None if all ranks answer, since the connection then broke for another reason.
         """
@@ -281,8 +274,8 @@ def _store_may_fail() -> Iterator[None]:
 def watch_ranks(world: World, settings: Limits, report: Report = say_again) -> Iterator[Callable[[], None]]:
     """Monitor the ranks of a command; yield a function to call at the start of each step.
 
-    If the command never calls the function, steps have no time limit, and only an unresponsive rank ends the others. A
-    single process is not monitored.
+    If it is never called, steps have no time limit, and only an unresponsive rank ends the others. A single process is
+    not monitored.
     """
     if world.size == 1 or settings.floor_minutes is None:
         yield lambda: None

@@ -1,7 +1,5 @@
 """A worker process that decodes images.
 
-The process reads a request, answers with the pixels, and exits when its input ends.
-
 Messages are bytes, and nothing is unpickled. A request consists of the two messages `QUESTION` and the image file.
 `QUESTION` has height, width, whether to stretch the image instead of cropping it, and the image's name. An answer
 consists of the message `ANSWER`, and a second message with the pixels or the error as JSON. `ANSWER` says whether

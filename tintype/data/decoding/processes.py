@@ -31,11 +31,7 @@ _TRIES = 2
 
 
 class _Decoder:
-    """A worker process with its own session, so that Ctrl-C in a terminal sends its signal only to the run.
-
-    The worker exits when its input ends, which happens when the run ends. During decoding, it also checks that its
-    parent still exists.
-    """
+    """A worker process with its own session, so that Ctrl-C in a terminal sends its signal only to the run."""
 
     def __init__(self) -> None:
         places = os.pathsep.join(place or str(Path.cwd()) for place in sys.path)
@@ -61,7 +57,6 @@ class _Decoder:
         return float(cpu_ns) / 1e9
 
     def end(self) -> int:
-        """Wait for the process to exit; return its exit code."""
         self._connection.close()
         return self.process.wait()
 
@@ -77,11 +72,7 @@ class Decoders:
         self.running: list[_Decoder] = []
 
     def fit(self, one: Encoded, out_CHW: Tensor, stretch: bool = False) -> None:
-        """Fit the image to the shape of `out_CHW` and write it there.
-
-        The image is shrunk and center-cropped, or with `stretch` resized. If a worker was killed, another worker
-        replaces it and decodes the image.
-        """
+        """Shrink and center-crop the image into `out_CHW`, or with `stretch` resize it. A killed worker is replaced."""
         code = 0
         for _ in range(_TRIES):
             decoder = self._free.get() or self._start()
@@ -134,7 +125,6 @@ class Decoders:
 
 @lru_cache(maxsize=8)
 def decoders(count: int) -> Decoders:
-    """Return the worker pool that all sources of a run share."""
     found = Decoders(count)
     atexit.register(found.end)
     return found

@@ -13,10 +13,7 @@ import torch
 from tintype.runtime.machine import cores
 
 MOST_PIXELS_AT_ONCE = 100_000_000
-"""Maximum number of pixels that all threads together decode at the same time.
-
-A larger image is still decoded, but alone.
-"""
+"""Maximum number of pixels that all threads decode at the same time. A larger image is still decoded, but alone."""
 _MOST_THREADS = 16
 _sharing = 1
 
@@ -57,7 +54,6 @@ class PixelBudget:
 
     @contextmanager
     def take(self, pixels: int) -> Iterator[None]:
-        """Wait until the budget has room for an image of this many pixels."""
         with self._changed:
             self._changed.wait_for(lambda: not self._used or self._used + pixels <= self._most)
             self._used += pixels

@@ -1,9 +1,8 @@
 """Importers read foreign image formats into a store. There is one module for each format.
 
-To add an importer, write a module with a function `open_…(path, reading)` and add the function to `_IMPORTERS`. The
-function returns an `Importer`, or None if the path has another format. A plugin lists its functions in `IMPORTERS`. An
-importer must not read images with more bytes than `reading` allows. An importer must not follow links out of the
-folder.
+To add an importer, add a function `open_…(path, reading)` to `_IMPORTERS`; a plugin lists its functions in `IMPORTERS`.
+The function returns None if the path has another format. An importer must not read images with more bytes than
+`reading` allows, or follow links out of the folder.
 """
 
 from __future__ import annotations
@@ -46,10 +45,7 @@ FORMATS: dict[str, Callable[[Path, Reading], Importer | None]] = {
     "coco": open_coco,
     "listed": open_listed,
 }
-"""Formats that a preset can name.
-
-For a preset that names a format, files of other formats in the folder are skipped.
-"""
+"""Formats that a preset can name. For such a preset, files of other formats in the folder are skipped."""
 
 
 def open_importer(path: Path, reading: Reading | None = None) -> Importer:
@@ -70,7 +66,6 @@ def open_importer(path: Path, reading: Reading | None = None) -> Importer:
 
 
 def _open_as(path: Path, form: str, reading: Reading) -> Importer:
-    """Return the importer of the format `form`."""
     if not path.exists():
         raise UserError(f"{path} does not exist")
     if (opened := FORMATS[form](path, reading)) is None:

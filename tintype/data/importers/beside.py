@@ -35,7 +35,6 @@ def text_of(content: bytes, name: str) -> str:
 
 
 def entries_of(content: bytes, name: str) -> dict[str, Json]:
-    """Parse a JSON object."""
     try:
         return parse_object(text_of(content, name))
     except ValueError as error:
@@ -47,7 +46,6 @@ class Member:
     """A file on disk, or a member of a tar."""
 
     name: str
-    """The name that messages show."""
     path: Path
     start: int = 0
     size: int | None = None
@@ -70,17 +68,14 @@ class Member:
 class Sample:
     source: str
     members: dict[str, Member] = field(default_factory=dict)
-    """The image and its sidecar files.
-
-    Keys are the rest of the file name after the stem, such as `png`, `txt`, `short.txt` and `json`.
-    """
+    """The image and its sidecar files, by the file name's rest after the stem, such as `png`, `txt` or `short.txt`."""
     known: dict[str, str | None] = field(default_factory=dict)
     """Values of columns that do not come from sidecar files."""
     problem: str = ""
 
     @property
     def image(self) -> str | None:
-        """Return the name ending of the member that is the image; None if there is no image or more than one.
+        """Return the name ending of the image; None unless there is exactly one.
 
         A plain ending such as `png` takes precedence over an ending such as `left.png`.
         """
@@ -90,10 +85,7 @@ class Sample:
 
 
 class SideImporter(Importer):
-    """Reads captions from text files, and from JSON keys with a known caption name.
-
-    On a clash, the text file takes precedence over the JSON key of the same name.
-    """
+    """Reads captions from text files and JSON keys with a known caption name. On a clash, the text file wins."""
 
     def __init__(
         self, source: Path, files: Sequence[Path], samples: Sequence[Sample], most_bytes: int, folder: bool = False

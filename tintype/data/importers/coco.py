@@ -1,9 +1,7 @@
-"""Read COCO captions from `annotations/captions_NAME.json`, which has `images` and `annotations`, and images from the
-folder NAME.
+"""Read COCO captions from `annotations/captions_NAME.json`, and images from the folder NAME.
 
-An image has several captions. The column `caption` is the first caption, `captions` is all captions as one text, and
-`folder` is NAME, such as `train2017`. The format is only used if a preset names it; it is not detected from a folder's
-files.
+The column `caption` is an image's first caption, `captions` is all captions as one text, and `folder` is NAME, such as
+`train2017`. The format is only used if a preset names it; it is not detected from a folder's files.
 """
 
 from __future__ import annotations

@@ -11,10 +11,7 @@ from tintype.data.image_file import LIMITS, Limits
 from tintype.wording import option
 
 FOLDER = "folder"
-"""Name of a column that many importers have.
-
-The column has the first folder on the path to an image, or the name of the image's split.
-"""
+"""Column with the first folder on the path to an image, or the name of the image's split. Many importers have it."""
 MOST_TEXT_BYTES = 1 << 22
 """Maximum bytes of a caption, or of a JSON object in a sidecar file."""
 MOST_TABLE_BYTES = 1 << 30
@@ -35,8 +32,6 @@ class Listed:
 
 @dataclass(frozen=True)
 class Reading:
-    """Limits, links and format that apply to reading a source."""
-
     limits: Limits = LIMITS
     follow_links: bool = False
     """Whether to follow links to files outside of the folder."""
@@ -59,11 +54,6 @@ class Item:
 
 
 class Importer(ABC):
-    """Reads a source.
-
-    An importer knows the source's columns before it reads an image, and yields items from any position on.
-    """
-
     def __init__(
         self,
         files: Sequence[Path],
@@ -76,18 +66,14 @@ class Importer(ABC):
         self.columns = list(dict.fromkeys(columns))
         """Text columns, from which captions and splits can be taken."""
         self.kinds = kinds
-        """Columns that can become attributes, with the kinds of their values.
-
-        A source with types has one kind per column. Without types, as in JSON, a column has all kinds that occur among
-        its values.
-        """
+        """Columns that can become attributes. Without types, as in JSON, a column has all kinds among its values."""
         self.count = count
         self.usual_captions = usual_captions(self.columns) if usual is None else usual
-        """Kinds of captions and their columns. These kinds are used if the user names no columns."""
+        """Kinds of captions and their columns, used if the user names no columns."""
 
     @property
     def no_captions(self) -> str:
-        """Return an error text for the case that `usual_captions` is empty, with the reason and the fix."""
+        """Return an error text with the reason and the fix for empty `usual_captions`."""
         there = ", ".join(self.columns) or "no column of text"
         return (
             f"none of its columns is known for captions; say which: {option('caption', 'long=COLUMN')}. It has {there}"
@@ -105,10 +91,7 @@ class Importer(ABC):
 
 
 def usual_captions(columns: Collection[str]) -> dict[str, str]:
-    """Map `long` and `short` to columns named `long`, `short`, `caption_long` or `caption_short`.
-
-    If none of these columns exists, map `long` to the column `caption` or `text`.
-    """
+    """Map `long` and `short` to columns of that name, also with `caption_`; else map `long` to `caption` or `text`."""
     pairs = {"caption_long": "long", "long": "long", "caption_short": "short", "short": "short"}
     for usual in (pairs, {"text": "long", "caption": "long"}):
         if found := {name: column for column, name in usual.items() if column in columns}:

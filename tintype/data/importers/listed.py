@@ -1,8 +1,8 @@
-"""Read JSON Lines files with the paths of images in separate folders. `Listed` describes them, and presets use them.
+"""Read JSON Lines files with the paths of images in separate folders, as `Listed` describes them.
 
-Each line is an object. Keys of nested objects become columns `NAME.KEY`. The files may be larger than the memory. Only
-each line's offset is kept, and a line is read again together with its image. Lines whose image folder is missing are
-skipped, so a partly downloaded set can be imported.
+Keys of nested objects become columns `NAME.KEY`. The files may be larger than the memory: only each line's offset is
+kept, and a line is read again together with its image. Lines whose image folder is missing are skipped, so a partly
+downloaded set can be imported.
 """
 
 from __future__ import annotations

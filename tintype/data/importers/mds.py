@@ -43,10 +43,7 @@ _KINDS: dict[str, str] = {
 }
 _UINT32 = np.dtype("<u4")
 _RAW_MODES = {"L": (1, "PNG"), "LA": (2, "PNG"), "RGB": (3, "PNG"), "RGBA": (4, "PNG"), "CMYK": (4, "TIFF")}
-"""Supported modes of raw pixels.
-
-Each mode has its bytes per pixel, and a file format that stores such pixels exactly.
-"""
+"""Supported modes of raw pixels, each with its bytes per pixel and a file format that stores such pixels exactly."""
 
 
 class _File(BaseModel):
@@ -55,8 +52,6 @@ class _File(BaseModel):
 
 
 class _Shard(BaseModel):
-    """A shard as the index describes it. Keys that are not used here are left out."""
-
     version: int
     format: str
     column_names: list[str]
@@ -88,8 +83,6 @@ class _Index(BaseModel):
 
 @dataclass(frozen=True)
 class _Place:
-    """A shard and its file on disk."""
-
     path: Path
     split: str | None
     shard: _Shard
@@ -150,7 +143,6 @@ class MdsImporter(Importer):
             return Item(source, problem=str(error))
 
     def _first_entries(self) -> dict[str, object]:
-        """Return the JSON values of the first sample, by column."""
         names = [name for name, encoding in self._encodings.items() if encoding == "json"]
         values = next(self.items(names, 0), Item("")).values
         return {key: value for key, value in values.items() if value is not None or key not in (FOLDER, *names)}
@@ -251,7 +243,6 @@ def _offsets(file: io.BufferedIOBase, place: _Place) -> NDArray[np.uint32]:
 
 
 def _parts(shard: _Shard, sample: bytes) -> dict[str, bytes]:
-    """Split a sample into the bytes of each column."""
     varying = sum(not size for size in shard.column_sizes)
     if len(sample) < 4 * varying:
         raise UnreadableError("the sample is damaged: its data ends within the column sizes")
@@ -264,7 +255,7 @@ def _parts(shard: _Shard, sample: bytes) -> dict[str, bytes]:
 
 
 def _kinds(encodings: Mapping[str, str], first: Mapping[str, object]) -> dict[str, set[str]]:
-    """Return the kinds of the columns, given by their encoding. The kinds of JSON keys come from the first sample.
+    """Return the columns' kinds by their encoding, and the kinds of JSON keys from the first sample.
 
     If a JSON value is a whole number in the first sample, its kind is float, since other samples may have fractions.
     """
@@ -294,10 +285,7 @@ def _values(name: str, encoding: str, content: bytes) -> Mapping[str, object]:
 
 
 def _file_of_raw(content: bytes) -> bytes:
-    """Convert raw pixels to an image file.
-
-    The header has the width, the height, the length of the mode's name, and the name.
-    """
+    """Convert raw pixels to an image file. The header has width, height, length of the mode's name, and the name."""
     width, height, named = struct.unpack("<III", content[:12]) if len(content) >= 12 else (0, 0, 0)
     mode, raw = content[12 : 12 + named].decode("ascii", "replace"), content[12 + named :]
     if mode not in _RAW_MODES:
@@ -313,10 +301,7 @@ def _file_of_raw(content: bytes) -> bytes:
 
 
 def _image_column(encodings: Mapping[str, str], path: Path) -> str:
-    """Return the column `image`, or the only image column.
-
-    If there are no image columns, choose among the columns of bytes.
-    """
+    """Return the column `image`, else the only image column. If there is none, choose among the columns of bytes."""
     images = [name for name, encoding in encodings.items() if encoding in _IMAGES]
     some = images or [name for name, encoding in encodings.items() if encoding == "bytes"]
     if "image" in some:

@@ -28,7 +28,6 @@ _LONGEST_CELL = 1 << 27
 
 
 def _name(row: Item) -> str | None:
-    """Return the file name of a row's image."""
     found = row.values.get(_NAME)
     return found if isinstance(found, str) else None
 
@@ -38,10 +37,7 @@ def _is_table(file: Path) -> bool:
 
 
 def is_metadata(file: Path) -> bool:
-    """Return whether a file is metadata.
-
-    A `metadata.parquet` with image bytes and without file names is not metadata.
-    """
+    """Return whether a file is metadata. A `metadata.parquet` with image bytes and no file names is not metadata."""
     if _is_table(file):
         names = open_bounded(file).schema_arrow.names
         return _NAME in names or IMAGE not in names

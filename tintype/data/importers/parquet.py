@@ -1,7 +1,4 @@
-"""Parquet files with a column `image`.
-
-The column's values are bytes, or structs with `bytes` and `path` as in Hugging Face data sets.
-"""
+"""Parquet files with an `image` column of bytes, or of structs with `bytes` and `path` as in Hugging Face data sets."""
 
 from __future__ import annotations
 

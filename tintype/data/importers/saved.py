@@ -64,7 +64,6 @@ def _table(source: Path, path: Path, split: str | None) -> Table:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[tuple[pyarrow.MemoryMappedFile, pyarrow.RecordBatchStreamReader]]:
-    """Yield the memory-mapped file and its Arrow stream."""
     kinds = (pyarrow.ArrowException, OSError, UnicodeDecodeError)  # UnicodeDecodeError comes from a column's name
     with as_user_error(kinds, f"{path} cannot be read as an Arrow stream"):
         with path.open("rb") as file:
@@ -98,7 +97,6 @@ def _data_files(folder: Path) -> list[Path]:
 
 
 def _is_name(name: object) -> TypeGuard[str]:
-    """Return whether `name` is a single file or folder name, not a path."""
     return isinstance(name, str) and name not in ("", ".", "..") and Path(name).name == name
 
 

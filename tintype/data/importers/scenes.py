@@ -1,5 +1,4 @@
-"""The embedded scenes as an import source, called `scenes`, or with settings
-`scenes:count=1000,style=photo,size_px=64`.
+"""The embedded scenes as an import source, called `scenes`, or `scenes:count=1000,style=photo,size_px=64`.
 
 The training scenes are followed by held-out scenes, which are a tenth as many. The column `split` has each scene's
 split. Attributes can be `style`, `light`, `sky`, `ground` and the number of `objects`.

@@ -20,26 +20,18 @@ IMAGE = "image"
 
 @dataclass(frozen=True)
 class Table:
-    """A file with a table."""
-
     path: Path
     name: str
-    """Name of the table in the items' `source`."""
     rows: int
     schema: pyarrow.Schema
     split: str | None = None
 
 
 Rows: TypeAlias = Callable[[Table, Sequence[str], int, int], Iterator[tuple[int, dict[str, object]]]]
-"""Function that yields (row number, values) of a table.
-
-The function gets the columns, a limit of bytes per value, and the first row. Texts are yielded as bytes.
-"""
+"""Function (table, columns, most bytes per value, first row) -> (row number, values). Texts are yielded as bytes."""
 
 
 class TableImporter(Importer):
-    """Yields the rows of several tables that have the same columns."""
-
     def __init__(self, tables: Sequence[Table], rows: Rows, most_bytes: int, folder: Sequence[str] = ()) -> None:
         """Open the tables. `folder` names columns that `rows` adds and that the tables lack."""
         first, schemas = tables[0], [table.schema for table in tables]
@@ -62,10 +54,7 @@ class TableImporter(Importer):
 
 
 def image_column(schema: pyarrow.Schema, path: Path) -> str:
-    """Return the column `image`.
-
-    If there is none, return the only struct column with `bytes`, as in Hugging Face data sets.
-    """
+    """Return the column `image`, else the only struct column with `bytes`, as in Hugging Face data sets."""
     if IMAGE in schema.names:
         kind = plain_type(schema.field(IMAGE).type)
         if not _is_bytes(kind) and not _has_bytes(kind):
@@ -114,10 +103,7 @@ def _is_bytes(kind: pyarrow.DataType) -> bool:
 
 
 def _has_bytes(kind: pyarrow.DataType) -> bool:
-    """Return whether the type is a struct with `bytes` and without lists.
-
-    Few bytes in the file can encode a list of any length.
-    """
+    """Return whether the type is a struct with `bytes` and without lists: few bytes can encode a list of any length."""
     if not types.is_struct(kind) or kind.get_field_index("bytes") < 0:
         return False
     return all(_is_bytes(one.type) or types.is_null(one.type) or kind_of_arrow(one.type) for one in kind)

@@ -78,22 +78,17 @@ class MixedSource(Share):
 
     @property
     def read(self) -> bool:
-        """Whether the source has a share above 0 at any step.
-
-        A short training may still read no image of the source.
-        """
+        """Whether the source ever has a share above 0. A short training may still read no image of the source."""
         return self.share > 0 or self.rest > 0
 
     @property
     def words(self) -> str:
-        """The source as one line of text."""
         schedule = self.schedule
         when = "" if schedule.end is None else f" ({schedule.kind} from step {schedule.start} to {schedule.end}"
         when += f", then {self.rest:g})" if self.rest else ")" if when else ""
         return f"share {self.share:g}{when} of {self.data.words}"
 
     def describe_share(self) -> str:
-        """Return text that describes how the share changes during training."""
         schedule = self.schedule
         if schedule.end is None:
             return f"{self.share:g}"
@@ -106,7 +101,6 @@ class MixedSource(Share):
         return self.rest + (self.share - self.rest) * self.schedule.factor(step)
 
     def shares(self, steps: int) -> Tensor:
-        """Return the share at each step, float64 [S]."""
         if self.schedule.kind == "constant":
             return torch.full((steps,), self.share_at(0), dtype=torch.float64)
         return torch.tensor([self.share_at(step) for step in range(steps)], dtype=torch.float64)
@@ -195,10 +189,7 @@ class MixtureSettings(DataPart):
 
     @property
     def at_hand(self) -> bool:
-        """Whether this machine has the held-out images of the source that the run is scored against.
-
-        A report needs these images.
-        """
+        """Whether this machine has the held-out images of the scored source. A report needs these images."""
         return self.scored.at_hand
 
     def at_size(self, size_px: int) -> MixtureSettings:
@@ -252,12 +243,10 @@ class MixtureSettings(DataPart):
         }
 
     def _images(self, steps: int, batch: int) -> dict[str, int]:
-        """Return the number of images that training reads from each source."""
         return dict(zip(self.read, images_before(self.shares, batch, steps)[-1].tolist(), strict=True))
 
     @property
     def shares(self) -> tuple[MixedSource, ...]:
-        """The sources that training reads, in the order of their names."""
         return tuple(self.sources[name] for name in self.read)
 
 

@@ -76,10 +76,7 @@ def identity_of_parts(known: Mapping[str, str | None]) -> str | None:
 
 
 def identities(source: ImageSource) -> dict[str, str | None]:
-    """Return the identities that a run records.
-
-    A run records the identity of its data and, for a mixture, the identity of each source.
-    """
+    """Return the identity of the data and, for a mixture, the identity of each source, as a run records them."""
     parts = source.parts if isinstance(source, MixtureSource) else {}
     return {"data": source.identity, **{f"data/{name}": part.identity for name, part in parts.items()}}
 
@@ -137,14 +134,13 @@ class Mixed:
                 yield (first_id + self._own(name, size, place_P)).tolist()
 
     def _before(self, end: int) -> Tensor:
-        """Return the counts before each step, up to a position. The position may lie after the end of training."""
+        """Return the counts before each step. The position may lie after the end of training."""
         steps = -(-end // self.batch)
         if steps > self.steps:
             steps = -(-steps // _MORE_STEPS) * _MORE_STEPS
         return images_before(self.data.shares, self.batch, max(steps, self.steps))
 
     def _sources(self) -> Iterator[tuple[str, int, int]]:
-        """Yield the name, first id and size of each source."""
         first_id = 0
         for name in self.data.read:
             yield name, first_id, self.sizes[name]
@@ -158,8 +154,7 @@ class Mixed:
 
 
 def _dealt(before_SN: Tensor, slot_SB: Tensor) -> tuple[Tensor, Tensor]:
-    """Return, for each position of each batch, its source and the image's number within the source, each as int64 [S,
-    B].
+    """Return, for each position of each batch, its source and the image's number within the source, int64 [S, B].
 
     `before_SN` has the number of images of each source before each of these steps and after the last step. `slot_SB` is
     the permutation of each batch. The first slots go to the first source, the next slots to the second source, and so

@@ -32,10 +32,7 @@ class Judged:
 
 
 def judge(answer: str | None, cut_off: bool = False, refused: bool = False) -> Judged:
-    """Clean and check an answer.
-
-    `cut_off` is True if the answer reached the token limit, and `refused` if the server reports a refusal.
-    """
+    """Clean and check an answer. `cut_off`: the token limit was reached. `refused`: the server reports a refusal."""
     if answer is not None and len(answer) > MOST_CHARACTERS:
         return Judged("", f"has {len(answer):,} characters; the most of an answer is {MOST_CHARACTERS:,}")
     plain = " ".join((answer or "").split())
@@ -84,10 +81,7 @@ def clean(answer: str) -> str:
 
 
 def _without_emphasis(line: str) -> str:
-    """Remove pairs of emphasis marks around words.
-
-    The first mark of a pair has no space after it, and the second mark has no space before it.
-    """
+    """Remove pairs of emphasis marks around words. No space follows a pair's first mark or precedes its second mark."""
     closings = {mark: _closings(line, mark) for mark in _EMPHASIS if mark in line}
     if not closings:
         return line
@@ -121,10 +115,7 @@ def _visible(text: str) -> str:
 
 
 def _unquoted(text: str) -> str:
-    """Remove quotes around the whole text.
-
-    Keep the quotes if the text begins with one quotation and ends with another.
-    """
+    """Remove quotes around the whole text, but not if the text begins with one quotation and ends with another."""
     if len(text) < 2 or _QUOTES.get(text[0]) != text[-1]:
         return text
     inside = text[1:-1]
@@ -149,10 +140,7 @@ _REFUSAL = re.compile(
 
 
 def is_refusal(text: str) -> bool:
-    """Return whether the text begins like a refusal.
-
-    A caption that mentions a sign with the words “Sorry, we are closed” is not a refusal.
-    """
+    """Return whether the text begins like a refusal. A caption of a sign “Sorry, we are closed” is not a refusal."""
     return _REFUSAL.match(text) is not None
 
 

@@ -30,7 +30,6 @@ class Asking:
 @dataclass(frozen=True)
 class Question:
     key: str
-    """The SHA-256 of the image's bytes."""
     image: Encoded
     attempt: int = 0
     """Number of earlier attempts that gave no usable answer."""
@@ -49,10 +48,7 @@ class Reply:
 
 
 Pull = Callable[[], Question | None]
-"""Function that returns the next question, or None if there is none at the moment.
-
-A reply can cause a later question.
-"""
+"""Function that returns the next question; None if there is none yet, since a reply can cause a later question."""
 
 
 class Captioner(Protocol):
@@ -70,7 +66,4 @@ class Captioner(Protocol):
         """Return whether the captioner can still answer."""
 
     def replies(self, pull: Pull, interrupt: Interrupt) -> Iterator[Reply]:
-        """Yield replies to the pulled questions, in any order, until there are no more questions.
-
-        After a signal, drop the open questions and stop.
-        """
+        """Yield replies in any order until no questions are left. After a signal, drop the open questions and stop."""

@@ -31,10 +31,9 @@ Count = Annotated[int, Field(ge=0, le=MOST_TOKENS**2)]
 
 
 class Entry(BaseModel, frozen=True, extra="forbid", strict=True):
-    """The outcome for one image, which is a caption, or the reason why there is none."""
+    """The outcome for one image: a caption, or the reason why there is none."""
 
     key: str
-    """The SHA-256 of the image's bytes."""
     source: str
     caption: str
     aside: str | None = None
@@ -75,10 +74,7 @@ class Journal:
 
 @contextmanager
 def open_journal(path: Path, settings: Mapping[str, Json], anew: bool) -> Iterator[Journal]:
-    """Open the journal for these settings.
-
-    The journal contains the entries of earlier attempts. Refuse a journal with other settings.
-    """
+    """Open the journal with the entries of earlier attempts. Refuse a journal with other settings."""
     if anew:
         path.unlink(missing_ok=True)
     header = {"format": _FORMAT, "settings": json.loads(json.dumps(settings))}

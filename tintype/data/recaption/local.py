@@ -1,7 +1,4 @@
-"""Ask a vision-language model on this machine, through transformers.
-
-B: questions. V: tokens of the vocabulary.
-"""
+"""Ask a vision-language model on this machine, through transformers. B: questions. V: tokens of the vocabulary."""
 
 from __future__ import annotations
 
@@ -26,8 +23,6 @@ from tintype.wording import again, option
 
 @dataclass(frozen=True)
 class Local(Captioner):
-    """A vision-language model that runs on this machine."""
-
     checkpoint: Checkpoint
     asking: Asking
     device: torch.device
@@ -106,9 +101,7 @@ class Local(Captioner):
 
     @cached_property
     def _version(self) -> dict[str, str]:
-        """Return the version of the weights, which is the hash of a folder's files, or the commit on the Hugging Face
-        hub.
-        """
+        """Return the version of the weights: the hash of a folder's files, or the commit on the Hugging Face hub."""
         folder = self.checkpoint.folder
         if folder is None and self.checkpoint.revision is None:
             raise UserError(
@@ -148,8 +141,7 @@ class Local(Captioner):
 
 
 class _Dice:
-    """Sample tokens with the Gumbel-max trick, where the argmax of logits / temperature + noise is a sample of the
-    softmax.
+    """Sample tokens with the Gumbel-max trick: the argmax of logits / temperature + noise is a sample of the softmax.
 
     The noise is a function of the seed, the image, the attempt and the position in the answer. So the tokens sampled
     for an image do not depend on the other images of its batch. At temperature 0, decoding is greedy.

@@ -16,7 +16,6 @@ _LONGEST = 20_000
 
 
 def find_prompt(name: str | None, file: Path | None) -> tuple[str, str]:
-    """Return the name and text of a prompt, which is built in or read from a file."""
     if file is not None:
         if name is not None:
             raise UserError(f"{option('prompt')} and {option('prompt-file')} both set the question", "give one of them")

@@ -33,10 +33,7 @@ from tintype.wording import again, option
 
 KEY_VARIABLE = "TINTYPE_API_KEY"
 _MOST_BYTES = 4 << 20
-"""Maximum bytes of a response.
-
-The limit is fifty times the size of a caption with 20,000 characters, including its JSON.
-"""
+"""Maximum bytes of a response: fifty times the size of a caption with 20,000 characters, including its JSON."""
 _MOST_WAIT_S = 600.0
 """Longest accepted `Retry-After` in seconds."""
 _LONGEST_WAIT = 100
@@ -55,10 +52,7 @@ class Patience:
     tries: int = 6
     """Number of attempts per question if the server is busy or fails."""
     first_wait_s: float = 1.0
-    """Seconds before the second attempt.
-
-    The wait doubles with each attempt, and is randomly shortened by up to half.
-    """
+    """Seconds before the second attempt. Each wait doubles and is randomly shortened by up to half."""
     most_wait_s: float = 60.0
 
     def wait_s(self, failures: int) -> float:
@@ -67,8 +61,6 @@ class Patience:
 
 @dataclass(frozen=True)
 class Place:
-    """The address of the server."""
-
     secure: bool
     host: str
     port: int | None
@@ -173,7 +165,6 @@ class Server(Captioner):
         return {"backend": "server", "model": self.model}
 
     def check(self) -> None:
-        """Raise if no server answers at the URL."""
         examples = f"`vllm serve {self.model}`, `llama-server -hf {self.model}` or `ollama serve`"
         remedy = f"start one, for example {examples}, or fix {option('server')}"
         with as_user_error(_PassingError, f"no server answers at {self.place.url}", remedy):
@@ -279,7 +270,7 @@ class Server(Captioner):
         return _printable(text.replace(self.key, "…") if self.key else text) or "the server gives no reason"
 
     def _exchange(self, method: str, path: str, body: bytes | None) -> tuple[http.client.HTTPResponse, bytes]:
-        """Send one request on a new connection. Return the response and its content.
+        """Send one request on a new connection.
 
         A socket's time-out restarts with each received byte, so a slow server could block a thread forever. Therefore a
         timer closes the connection.
@@ -350,10 +341,7 @@ def read_answer(question: Question, content: bytes) -> Reply:
 
 
 def _asked_wait_s(said: str | None, url: str) -> float | None:
-    """Return the seconds that a `Retry-After` header asks for; None if it is missing or invalid.
-
-    The header may be a date.
-    """
+    """Return the seconds of a `Retry-After` header, which may be a date; None if it is missing or invalid."""
     if said is None or len(said) > _LONGEST_WAIT:
         return None
     try:

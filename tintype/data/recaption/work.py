@@ -44,10 +44,7 @@ class Task:
     split: Split | None = None
     """Split whose images get captions."""
     only_empty: str | None = None
-    """A kind of caption.
-
-    The model gets questions only about images without a caption of this kind. All other images keep their caption.
-    """
+    """A kind of caption. Only images without a caption of this kind get questions; other images keep their caption."""
     limit: int | None = None
     """Maximum number of images, for a trial. The column is added only when all images have answers."""
     price_input: float | None = None
@@ -58,8 +55,6 @@ class Task:
 
 
 class Progress:
-    """Counts the outcomes of the requested images."""
-
     def __init__(self, task: Task, total: int, before: Iterable[Entry]) -> None:
         self.total = total
         """Number of distinct images."""
@@ -85,7 +80,6 @@ class Progress:
 
     @property
     def new(self) -> int:
-        """Return the number of images that were answered since the command started."""
         return self.done - self._first
 
     @property

@@ -48,21 +48,17 @@ def _joined(phrases: list[str]) -> str:
 
 
 def object_name(thing: SceneObject) -> str:
-    """Return the colour and shape of an object. No two objects of a scene have the same colour and shape."""
+    """Return the colour and shape, which differ between the objects of a scene."""
     return f"{thing.colour} {thing.shape}"
 
 
 def description(thing: SceneObject) -> str:
-    """Return every attribute and the position of an object, in the words of a long caption."""
     place = "in the centre" if thing.position == "centre" else f"at the {thing.position}"
     return f"{_with_article(f'{thing.size} {thing.texture} {object_name(thing)}')} {place}"
 
 
 def relations(first: SceneObject, second: SceneObject) -> tuple[str, ...]:
-    """Return every true spatial relation of the first object to the second.
-
-    Random jitter of the positions does not change the relations.
-    """
+    """Return every true spatial relation of the first object to the second, whatever the random jitter of positions."""
     first_row, first_column = first.position.split()
     second_row, second_column = second.position.split()
     true = []
@@ -74,7 +70,6 @@ def relations(first: SceneObject, second: SceneObject) -> tuple[str, ...]:
 
 
 def _true_statements(scene: Scene) -> list[tuple[str, str, str]]:
-    """Return (first, relation, second) for every ordered pair of objects."""
     pairs = chain.from_iterable(((a, b), (b, a)) for a, b in combinations(scene.objects, 2))
     return [(object_name(a), relation, object_name(b)) for a, b in pairs for relation in relations(a, b)]
 
@@ -98,10 +93,7 @@ def long_caption(scene: Scene, variant: int) -> str:
 
 
 def short_caption(scene: Scene, variant: int) -> str:
-    """Return a short caption.
-
-    A short caption has the colour and shape of the first two objects, and the number of the others.
-    """
+    """Return the colour and shape of the first two objects, and the number of the others."""
     named = [_with_article(object_name(thing)) for thing in scene.objects[:SHORT_NAMES_OBJECTS]]
     others = len(scene.objects) - len(named)
     if others:

@@ -90,10 +90,7 @@ def render(
     device: torch.device | str = "cpu",
     scale: float = 1.0,
 ) -> Tensor:
-    """Render the scenes as uint8 [B, 3, size_px, size_px] on the device.
-
-    `scale` is a factor for the size of objects.
-    """
+    """Render the scenes as uint8 [B, 3, size_px, size_px] on the device. `scale` is a factor for the objects' size."""
     batch = (scenes if isinstance(scenes, SceneBatch) else SceneBatch.from_scenes(scenes)).to(device)
     index_B = torch.as_tensor(indices, dtype=torch.int64, device=device)
     if len(index_B) != len(batch):
@@ -116,8 +113,6 @@ def object_centres(seed: int, index_B: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Objects:
-    """The objects in a chunk of scenes, one per row."""
-
     scene_N: Tensor
     place_N: Tensor
     shape_N: Tensor
@@ -138,7 +133,6 @@ def _table(rows: Sequence[object], like: Tensor) -> Tensor:
 
 
 def _numbers(attribute: str, by_word: Mapping[str, object], index: Tensor) -> Tensor:
-    """Return the numbers that belong to an attribute's words. `index` has the indices of the words."""
     return _table([by_word[word] for word in VOCABULARY[attribute]], index)[index]
 
 
@@ -182,10 +176,7 @@ def _pp(value_N: Tensor) -> Tensor:
 
 
 def _distance(objects: _Objects, x_NPP: Tensor, y_NPP: Tensor) -> Tensor:
-    """Return the signed distance of points to each object's shape.
-
-    Points and distances are in the object's frame, in radii.
-    """
+    """Return the signed distance of points to each object's shape. All are in the object's frame, in radii."""
     distance_NPP = torch.empty_like(x_NPP)
     for number, shape in enumerate(SHAPES):
         rows = (objects.shape_N == number).nonzero()[:, 0]
@@ -235,10 +226,7 @@ def _dots(x_NPP: Tensor, y_NPP: Tensor, phase_N2: Tensor, edge_NPP: Tensor) -> T
 
 
 def _object_layers(objects: _Objects, x_NPP: Tensor, y_NPP: Tensor, pixel: float) -> Tensor:
-    """Return the layers of every object as float32 [N, 5, P, P].
-
-    The layers are colour times coverage, coverage, and shadow.
-    """
+    """Return colour times coverage, coverage, and shadow of every object, as float32 [N, 5, P, P]."""
     radius_NPP = _pp(objects.radius_N)
     x_NPP, y_NPP = x_NPP - _pp(objects.centre_N2[:, 0]), y_NPP - _pp(objects.centre_N2[:, 1])
     x_NPP, y_NPP = _turn(x_NPP / radius_NPP, y_NPP / radius_NPP, objects.tilt_N2)
@@ -299,10 +287,7 @@ def _place_layers(objects: _Objects, scenes: int, size_px: int, patch_half: floa
 
 
 def _backdrop(batch: SceneBatch, size_px: int, seed: int, index_B: Tensor, look: dict[str, Tensor]) -> Tensor:
-    """Draw the sky and the ground as float32 [B, 3, H, W].
-
-    Sky and ground meet at a slightly curved line, and are brighter towards the light.
-    """
+    """Draw sky and ground, float32 [B, 3, H, W], brighter towards the light. They meet at a slightly curved line."""
     sky_BC11 = _numbers("sky", _BACKGROUND_RGB, batch.sky_B)[:, :, None, None]
     ground_BC11 = _numbers("ground", _BACKGROUND_RGB, batch.ground_B)[:, :, None, None]
     x_W = (torch.arange(size_px, device=index_B.device) + 0.5) / size_px - 0.5
@@ -320,10 +305,7 @@ def _backdrop(batch: SceneBatch, size_px: int, seed: int, index_B: Tensor, look:
 
 
 def _value_noise(seed: int, stream: str, index_B: Tensor, cells: int, size_px: int) -> Tensor:
-    """Draw bell-shaped noise in about [-1, 1] as float32 [B, H, W].
-
-    The noise is interpolated from a lattice of `cells` per side.
-    """
+    """Draw bell-shaped noise in about [-1, 1], float32 [B, H, W], interpolated from a lattice of `cells` per side."""
     side = cells + 1
     drawn = rng.bits(seed, stream, index_B, side * side)
     parts = [((drawn >> shift) & 0xFFFF).to(torch.float32) for shift in (0, 16, 32)]

@@ -39,10 +39,7 @@ DRAWN = {**OBJECT_VOCABULARY, "position": POSITIONS, "background": BACKGROUNDS, 
 
 
 def is_held_out(colour: str, shape: str) -> bool:
-    """Return whether a pair is held out of the train split.
-
-    One in five pairs is held out, spread over colours and shapes.
-    """
+    """Return whether a pair is held out of the train split. One in five pairs is, spread over colours and shapes."""
     return (COLOURS.index(colour) + 2 * SHAPES.index(shape)) % 5 == 0
 
 
@@ -51,8 +48,6 @@ HELD_OUT_PAIRS = tuple((colour, shape) for colour in COLOURS for shape in SHAPES
 
 @dataclass(frozen=True)
 class SceneObject:
-    """One object of a scene."""
-
     shape: str
     colour: str
     size: str
@@ -92,11 +87,9 @@ class SceneBatch:
         return SceneBatch(*(getattr(self, field.name)[rows] for field in fields(self)))
 
     def to(self, device: torch.device | str) -> SceneBatch:
-        """Return the same scenes on another device."""
         return SceneBatch(*(getattr(self, field.name).to(device) for field in fields(self)))
 
     def to_scenes(self) -> list[Scene]:
-        """Return the same scenes in words."""
         columns = {field.name: getattr(self, field.name).tolist() for field in fields(self)}
         return [
             Scene(
@@ -176,7 +169,6 @@ def draw_batch(
 
 
 def _indices(vocabulary: Sequence[str], words: Sequence[str], like: Tensor) -> Tensor:
-    """Return the indices of words in the words' vocabulary."""
     return torch.tensor([vocabulary.index(word) for word in words], device=like.device)
 
 
@@ -194,16 +186,12 @@ def _draw_places(seed: int, index_B: Tensor, count_B: Tensor, allowed: Sequence[
 
 
 def _draw_words(seed: int, attribute: str, index_B: Tensor, words: Mapping[str, Sequence[str]]) -> Tensor:
-    """Draw an attribute of the object at each position."""
     known = _indices(OBJECT_VOCABULARY[attribute], words[attribute], index_B)
     return known[rng.integers(seed, f"scenes/{attribute}", index_B, len(known), (len(POSITIONS),))]
 
 
 def _draw_pairs(seed: int, index_B: Tensor, split: Split, words: Mapping[str, Sequence[str]]) -> Tensor:
-    """Draw distinct (colour, shape) pairs for the objects of each scene.
-
-    A pair is encoded as colour * len(SHAPES) + shape.
-    """
+    """Draw distinct pairs for the objects of each scene, encoded as colour * len(SHAPES) + shape."""
     held_out_N = torch.tensor([is_held_out(c, s) for c in COLOURS for s in SHAPES], device=index_B.device)
     other = [c not in words["colour"] or s not in words["shape"] for c in COLOURS for s in SHAPES]
     key_BN = rng.uniform(seed, "scenes/pairs", index_B, (len(held_out_N),))

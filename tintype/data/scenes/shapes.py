@@ -1,6 +1,4 @@
-"""Signed distances of the six shapes, in units of the object's radius.
-
-Distances are negative inside a shape and grow outwards.
+"""Signed distances of the six shapes, in units of the object's radius, negative inside a shape.
 
 The formulas only use additions, products, quotients, square roots and comparisons. Such operations round in the same
 way in every code path of every device. So a scene has the same bytes alone and in a batch. The formulas follow Quilez,

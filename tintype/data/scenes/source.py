@@ -1,7 +1,4 @@
-"""The embedded scenes as the data of a plan.
-
-This module has their settings, and the source of images and records by id.
-"""
+"""The embedded scenes as the data of a plan: their settings, and the source of images and records by id."""
 
 from __future__ import annotations
 
@@ -28,16 +25,10 @@ from tintype.seams import Record
 from tintype.settings import DataPart, Settings
 
 Split = Literal["train", "eval", "unseen"]
-"""`unseen` scenes have the same distribution as training scenes, but no scene is in both.
-
-Each `eval` scene has a held-out pair.
-"""
+"""Each `eval` scene has a held-out pair. `unseen` scenes are distributed like training scenes; no scene is in both."""
 _MOST_CACHED_BYTES = 1 << 30
 _FIRST_INDEX: dict[Split, int] = {"train": 0, "eval": 1 << 40, "unseen": 1 << 41}
-"""The first index of each split.
-
-The ranges of indices are disjoint, so no two splits share jitter, texture or noise.
-"""
+"""The first index of each split. No two ranges overlap, so no two splits share jitter, texture or noise."""
 
 
 _Words = Annotated[tuple[str, ...], Field(strict=False)]
@@ -58,7 +49,6 @@ class ObjectWords(Settings):
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
-        """Colour and shape of every object that can be drawn."""
         return [(colour, shape) for colour in self.colour for shape in self.shape]
 
     @property
@@ -191,10 +181,7 @@ class SceneSource:
     """
 
     identity = None
-    """The identity is None, since the settings define the scenes.
-
-    A change of the renderer changes the images but not the identity.
-    """
+    """The settings define the scenes. A change of the renderer changes the images but not the identity."""
     columns = frozenset({"long", "short"})
 
     def __init__(self, settings: ScenesSettings, split: Split, device: torch.device) -> None:
@@ -229,9 +216,7 @@ class SceneSource:
         """Do nothing: images are rendered at their first use."""
 
     def _open_shared(self) -> MemoryRows | None:
-        """Return the images that the machine's processes share; None if sharing fails, for example for lack of
-        memory.
-        """
+        """Return the images that the machine's processes share; None if sharing fails, for example without memory."""
         settings, device = self._settings, self._device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         made_of = {"data": settings.content(), "split": self._split, "device": name, "torch": torch.__version__}

@@ -34,16 +34,12 @@ ARROW_TYPES: dict[Kind, str] = {"text": "string", "int": "int64", "float": "floa
 
 @dataclass(frozen=True)
 class Attribute:
-    """The column of an attribute. If `kind` is None, the source determines it."""
-
     column: str
     kind: Kind | None = None
 
 
 @dataclass(frozen=True)
 class Settled:
-    """An attribute's column, and the kind of all its values."""
-
     column: str
     kind: Kind
 
@@ -53,7 +49,6 @@ class MisfitError(Exception):
 
 
 def read_attributes(pairs: Mapping[str, str]) -> dict[str, Attribute]:
-    """Parse the `COLUMN` or `COLUMN:KIND` given for each attribute."""
     found = {}
     for name, asked in pairs.items():
         column, _, last = asked.rpartition(":")
@@ -96,7 +91,6 @@ def settle(name: str, asked: Attribute, seen: Collection[str]) -> Settled:
 
 
 def kinds_in(rows: Iterable[Mapping[str, object]]) -> dict[str, set[str]]:
-    """Return the kinds of the values of every column."""
     found: dict[str, set[str]] = {}
     for row in rows:
         add_kinds(found, row)

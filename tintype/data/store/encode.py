@@ -32,10 +32,7 @@ class Sizing:
 
 @dataclass(frozen=True)
 class Prepared:
-    """An image with the columns that a store derives from it."""
-
     image: bytes
-    """The bytes of the image file."""
     width: int
     height: int
     sha256: str
@@ -80,7 +77,6 @@ def prepare(item: Item, sizing: Sizing, limits: Limits = LIMITS) -> Prepared | R
 
 
 def _upright(image_CHW: Tensor, orientation: int) -> Tensor:
-    """Turn an image upright by its EXIF orientation."""
     if orientation >= 5:
         image_CHW = image_CHW.transpose(1, 2)
     axes = {2: [2], 3: [1, 2], 4: [1], 6: [2], 7: [1, 2], 8: [1]}.get(orientation, [])

@@ -96,10 +96,7 @@ def look(one: Encoded) -> NDArray[np.uint8]:
 
 
 def perceptual_hash(grey_HW: NDArray[np.uint8]) -> int:
-    """Return a 64-bit perceptual hash of a grey image of 32 × 32 pixels.
-
-    Each bit says whether one of the 64 lowest DCT frequencies, without the mean, is above their median.
-    """
+    """Return 64 bits: whether each of the 64 lowest DCT frequencies without the mean is above their median."""
     basis, lowest = _cosines(), _lowest_frequencies()
     amplitude = (basis @ grey_HW.astype(np.float64) @ basis.T)[lowest]
     amplitude[np.abs(amplitude) < _FLAT] = 0
@@ -119,7 +116,6 @@ def _cosines() -> NDArray[np.float64]:
 
 @cache
 def _lowest_frequencies() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the indices of the lowest frequencies without the mean, sorted by the sum of both directions."""
     down, right = np.mgrid[:_SIDE_PX, :_SIDE_PX].reshape(2, -1)
     order = np.lexsort((down, down + right))[1 : HASH_BITS + 1]
     return down[order], right[order]

@@ -40,7 +40,6 @@ _SPLIT_NAMES: dict[str, Split] = {
 
 _SHOWN_REASONS = 3
 Pairs: TypeAlias = Mapping[str, str] | Sequence[str]
-"""Values by name, or texts `NAME=VALUE`."""
 
 
 @dataclass(frozen=True)
@@ -56,14 +55,12 @@ class ImportOptions:
     limit: int | None = None
     sizing: Sizing = field(default_factory=Sizing)
     limits: Limits = LIMITS
-    """Limits of an image in the source."""
     most_pixels_at_once: int = MOST_PIXELS_AT_ONCE
     """Most pixels that all threads decode at the same time."""
     most_bad: float = 0.05
     """Largest fraction of bad records. With a larger fraction, the import stops with an error."""
     follow_links: bool = False
     preset: str | None = None
-    """Name of the preset, if the source is its public set."""
     format: str | None = None
     """Format of the source; by default it is detected from the files."""
     listed: Listed | None = None
@@ -94,7 +91,6 @@ def import_images(
     interrupt: Interrupt,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Imported:
-    """Store the images of a source, resuming an earlier attempt."""
     importer = open_importer(source, Reading(options.limits, options.follow_links, options.format, options.listed))
     captions = _captions(importer, options.captions, source)
     attributes = _attributes(importer, options.attributes, captions, source)
@@ -132,7 +128,6 @@ def import_images(
 
 @contextmanager
 def _tidied(work: Path) -> Iterator[None]:
-    """Remove a work folder that cannot be resumed."""
     try:
         yield
     except UserError:

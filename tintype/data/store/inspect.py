@@ -34,7 +34,6 @@ from tintype.wording import option
 _SHOWN_CAPTIONS, _SHOWN_NAMES = 5, 12
 _SIZES_PX = (32, 64, 128, 192, 256, 512, 768, 1024)
 _ASPECT_STEP = 0.25
-"""Width of a bin of log2(width / height)."""
 _ASPECT_END = 2.0
 _BINS, _FARTHEST = 24, 1e300
 _NUMBER = re.compile(r"\d[\d,.]*")
@@ -119,16 +118,12 @@ def _record(store: Store, row: int) -> results.Sample:
 
 
 def _origins(store: Store, rows: NDArray[np.int64]) -> results.Counts:
-    """Return the files or folders of origin with their record counts, the largest counts first."""
     origins = map(_origin, store.table["source"].take(rows).to_pylist())
     return [{"name": name, "records": count} for name, count in _most_common(origins)]
 
 
 def _origin(source: str) -> str:
-    """Return the file or folder of a record's source.
-
-    This is a.parquet for `a.parquet, row 3`, 0.tar for `0.tar:x.png`, and train/ for `train/x.png`.
-    """
+    """Return a.parquet for `a.parquet, row 3`, 0.tar for `0.tar:x.png`, and train/ for `train/x.png`."""
     if found := re.match(r"(.*?), (?:row|sample|line) \d+", source):
         return found[1]
     if ".tar:" in source:
@@ -139,8 +134,7 @@ def _origin(source: str) -> str:
 def _set_aside(store: Store) -> results.Counts:
     """Count the quarantined records by reason, most frequent first.
 
-    Before counting, this function replaces numbers in a reason by `N` and the record's source by `it`. So records with
-    the same problem are counted together.
+    Numbers in a reason become `N`, and the record's source becomes `it`, so that equal problems are counted together.
     """
     counts: Counter[str] = Counter()
     for said in store.quarantine():
@@ -266,7 +260,6 @@ def _attribute(store: Store, name: str, rows: NDArray[np.int64]) -> results.Attr
 
 
 def _most_common(names: Iterable[str]) -> list[tuple[str, int]]:
-    """Return the most common names with their counts, and the rest as one entry."""
     counts = Counter(names)
     shown = counts.most_common(_SHOWN_NAMES)
     rest = counts.total() - sum(count for _, count in shown)
@@ -293,10 +286,7 @@ def _duplicates(store: Store, groups: list[Group], is_eval: NDArray[np.bool_], m
 
 
 def skip_lines(store: Store, groups: list[Group]) -> list[str]:
-    """Return the lines of a skip list that leaves out all but the first row of each group.
-
-    Exact copies of the first row's file are left out by one `repeats` line.
-    """
+    """Return a skip list of all but the first row of each group. One `repeats` line covers a file's exact copies."""
     lines: dict[str, str] = {}
     for group in groups:
         first = store.about_row(group.rows[0])

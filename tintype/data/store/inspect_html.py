@@ -54,7 +54,6 @@ def to_html(inspection: Inspection) -> str:
 
 
 def _code(text: str) -> Markup:
-    """Turn text between backticks into code elements."""
     return Markup("").join(
         Markup("<code>{}</code>" if at % 2 else "{}").format(p) for at, p in enumerate(text.split("`"))
     )

@@ -49,8 +49,6 @@ class LogHistogram(TypedDict):
 
 
 class Aspects(Spread):
-    """Statistics of width / height."""
-
     histogram: LogHistogram
     above_3: int
     example: str

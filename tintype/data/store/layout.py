@@ -49,9 +49,7 @@ FORMAT: Literal["tintype-store-2"] = "tintype-store-2"
 _CHECKSUM = "checksum"
 _AGAIN = "copy the store again, or import it again"
 CAPTION = "caption:"
-"""Prefix of caption columns."""
 ATTRIBUTE = "attribute:"
-"""Prefix of attribute columns."""
 _NUMBERS = ("width", "height")
 ROW_TEXTS = ("split", "sha256", "source")
 """Columns that are exported with a record, besides its captions."""
@@ -84,7 +82,6 @@ class AddedPart(BaseModel, frozen=True, extra="forbid", strict=True):
     name: str
     bytes: int
     sha256: str
-    """SHA-256 of the file."""
 
 
 class AddedColumn(BaseModel, frozen=True, extra="forbid", strict=True):
@@ -97,7 +94,6 @@ class AddedColumn(BaseModel, frozen=True, extra="forbid", strict=True):
     """The file with the questions' settings and the answers."""
     journal_sha256: str | None = None
     made_by: dict[str, Any]
-    """Record of who wrote the captions, how, when, and how many are empty."""
 
     @property
     def files(self) -> list[str]:
@@ -118,11 +114,9 @@ class AboutStore(BaseModel, frozen=True, extra="forbid", strict=True):
     captions: list[str]
     shards: list[Shard] = Field(min_length=1)
     made_from: dict[str, Any]
-    """The source and the options of the import."""
     added: list[AddedColumn] = []
     """Caption columns that are not in the shards."""
     attributes: dict[str, Kind] = {}
-    """The attributes and their kinds."""
 
     @model_validator(mode="after")
     def _columns_fit(self) -> Self:
@@ -158,7 +152,6 @@ class StoreShown(AboutStore, frozen=True):
     """The content of `store.json`, and counts."""
 
     missing: dict[str, int]
-    """Number of records without a value, by attribute."""
     checked: bool
     """Whether everything was read and compared with its checksums."""
     left: dict[str, int] | None
@@ -231,11 +224,9 @@ class Store:
         return np.arange(len(self)) if split is None else self._rows[split]
 
     def sizes(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Return width and height of every row."""
         return self.table["width"].to_numpy(), self.table["height"].to_numpy()
 
     def pixels(self, row: int) -> int:
-        """Return the number of pixels of a row's image."""
         return int(self._value("width", row)) * int(self._value("height", row))
 
     def encoded(self, row: int) -> Encoded:
@@ -256,7 +247,6 @@ class Store:
         return {name: self._value(ATTRIBUTE + name, row) for name in self.attributes}
 
     def missing(self) -> dict[str, int]:
-        """Return the number of records that lack each attribute."""
         return {name: self.table[ATTRIBUTE + name].null_count for name in self.attributes}
 
     def texts(self, column: str) -> list[str]:
@@ -267,7 +257,6 @@ class Store:
         return {name: self._value(name, row) for name in ROW_TEXTS}
 
     def name(self, row: int) -> str:
-        """Return a record's name for messages."""
         return f"{self.path}, row {row} ({self._value('source', row)})"
 
     def quarantine(self) -> list[dict[str, str]]:
@@ -313,10 +302,7 @@ class Store:
 
 
 def open_store(path: Path) -> Store:
-    """Return an open store: the same object as earlier in this process, unless the store's files have changed.
-
-    So both splits of a store share the memory maps.
-    """
+    """Return the same open store as earlier in this process, unless its files have changed, to share memory maps."""
     files = sorted(path.glob("*.arrow")) if is_store(path) else []
     found = [(file.name, file.stat()) for file in [path / ABOUT, *files] if file.exists()]
     return _opened(path, tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in found))
@@ -398,7 +384,6 @@ def check_part(path: Path, part: Shard | AddedPart, again: str) -> None:
 
 
 def sum_of(path: Path, skip_at: int, skip_bytes: int) -> str:
-    """Return the SHA-256 of a file without `skip_bytes` bytes at `skip_at`."""
     content = np.memmap(path, np.uint8, "r")
     total = hashlib.sha256(content[: max(0, skip_at)].data)
     total.update(content[max(0, skip_at + skip_bytes) :].data)

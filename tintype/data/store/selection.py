@@ -42,8 +42,6 @@ class SkipList:
 
 @dataclass(frozen=True)
 class Selection:
-    """The selected rows of a store."""
-
     kept: NDArray[np.bool_]
     by_where: int = 0
     """Number of records that `where` leaves out, including those also in the skip list."""
@@ -71,7 +69,7 @@ class Selection:
 
 
 def select(store: Store, where: str | None, skip: Path | None, pin: Pin = None, name: str = "data.where") -> Selection:
-    """Select records by `where` and the skip list. The skip list's identity must begin with `pin`.
+    """Select records by `where` and the skip list, whose identity must begin with `pin`.
 
     `name` names `where` in messages.
     """

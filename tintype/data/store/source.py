@@ -137,7 +137,6 @@ class StoreSource:
         return send(self.prefetch.take(ids), self._device)
 
     def shape(self, id_: int) -> Shape:
-        """Return the height and width to which an image is brought."""
         return self._shapes[0 if self.bucket_N is None else int(self.bucket_N[id_])]
 
     def _write(self, id_: int, out_CHW: Tensor) -> None:
@@ -187,8 +186,8 @@ class Prefetch:
     def take(self, ids: Sequence[int]) -> Tensor:
         """Return the batch, in pinned memory if there is a GPU.
 
-        Batches are taken in the order of the calls of `expect`. So batches that were expected before this batch are
-        dropped, and batches that were expected after this batch stay.
+        Batches are taken in the order in which they were expected. So earlier batches are dropped, and later batches
+        stay.
         """
         wanted = tuple(ids)
         if wanted not in self._begun:

@@ -68,8 +68,6 @@ _A: dict[Type, str] = {"number": "a number", "text": "a text", "truth": "a compa
 
 @dataclass(frozen=True)
 class Function:
-    """A function of the expression language, with an example."""
-
     takes: tuple[Type | Literal["any"], ...]
     gives: Type
     compute: Callable[..., Value]
@@ -102,8 +100,6 @@ FUNCTIONS = {
 
 @dataclass(frozen=True)
 class Node:
-    """A node of the expression, with its type and its values."""
-
     type: Type
     at: int
     value: Value
@@ -113,7 +109,6 @@ class Node:
 
     @property
     def a(self) -> str:
-        """The type with an article, for messages."""
         plain = self.type == "truth" and (self.literal or self.column)
         return "true or false" if plain else _A[self.type]
 
@@ -129,10 +124,7 @@ def kept_by(store: Store, expression: str, option: str = "data.where") -> NDArra
 
 
 def known_columns(store: Store) -> dict[str, tuple[Type, str]]:
-    """Return the names that an expression can use, with their types and their columns in the shards.
-
-    A kind of caption with the same name as another column is written `caption:NAME`. Attribute names never clash.
-    """
+    """Return the names that an expression can use, with types and columns. A clashing kind is `caption:NAME`."""
     found: dict[str, tuple[Type, str]] = {name: ("text", CAPTION + name) for name in store.captions}
     found |= {name: (_TYPES[kind], ATTRIBUTE + name) for name, kind in store.attributes.items()}
     found |= {CAPTION + name: ("text", CAPTION + name) for name in store.captions}
@@ -140,7 +132,6 @@ def known_columns(store: Store) -> dict[str, tuple[Type, str]]:
 
 
 def written(column: str) -> str:
-    """Return the name of a kind of caption or an attribute, as an expression spells it."""
     if column in (*_NUMBERS, *_TEXTS):
         return CAPTION + column
     plain = re.fullmatch(r"[^\W\d]\w*", column) and column not in (*_WORDS, *_TRUTHS, *FUNCTIONS)
@@ -321,7 +312,6 @@ class _Builder:
         return self._text[node.col_offset : node.end_col_offset]
 
     def _sign_at(self, left: ast.expr, right: ast.expr) -> int:
-        """Return the position of the operator between two nodes."""
         between = self._masked[left.end_col_offset : right.col_offset]
         return right.col_offset - len(between.lstrip(" )"))
 

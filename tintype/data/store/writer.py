@@ -27,10 +27,7 @@ _PROGRESS, _CHECKSUM = "progress.json", "checksum"
 
 
 class Written(BaseModel, extra="forbid"):
-    """The progress of an import, saved on disk with each shard."""
-
     request: dict[str, Any]
-    """All settings that determine the stored content."""
     items: int = 0
     """Number of items that were stored or refused."""
     shards: list[Shard] = []
@@ -145,7 +142,6 @@ class Writer:
         return layout.shard_of(self._work / name)
 
     def _take_in(self, batch: pyarrow.RecordBatch) -> None:
-        """Count the rows of a written shard."""
         layout.add_records(self._identity, batch)
         for row in batch.select(["pixels", "split", "source"]).to_pylist():
             self._counts[row["split"]] += 1
