@@ -213,7 +213,7 @@ class Plan(Named):
                 )
 
     def _refuse_one_shape(self, setting: str) -> None:
-        """Raise ValueError if a part of the plan needs images of one shape, but `setting` gives several shapes."""
+        """Raise ValueError if a part needs images of one shape, but `setting` gives several shapes."""
         parts = [part for part in (self.route, *self.losses) if part is not None]
         stuck = [part.kind for part in parts if not part.any_shape]
         stuck += ["run.latents"] if self.run.latents == "disk" else []
@@ -372,7 +372,6 @@ def parts_of(plan: Plan) -> list[tuple[str, str]]:
 
 
 def plan_from_folder(folder: Path) -> Plan:
-    """Return the plan of a run's folder."""
     if (folder / "study.yaml").is_file():
         raise UserError(
             f"{folder} is a study",
@@ -455,7 +454,6 @@ def settings_by_key(plan: Plan) -> Plain:
 
 
 def flat(value: object, prefix: str = "") -> Plain:
-    """Return nested settings by dotted key."""
     if isinstance(value, Mapping) and value:
         inside = {k: v for key, inner in value.items() for k, v in flat(inner, f"{prefix}.{key}".lstrip(".")).items()}
         return {prefix: "on", **inside} if prefix in _SWITCHES else inside

@@ -42,10 +42,7 @@ class TextTokens:
     tokens_BLC: Tensor
     mask_BL: Tensor
     lengths: tuple[int, ...] | None = None
-    """Number of text tokens of each caption, if this number is known on the host.
-
-    If this number is given, text tokens come before the padding.
-    """
+    """Text tokens of each caption, if known on the host. Text tokens then come before the padding."""
 
 
 Merge = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -64,10 +61,7 @@ class Route:
     kept_BK: Tensor | None
     """Indices of the kept tokens; None if all tokens are kept."""
     merge: Merge | None = None
-    """Function that computes the tokens after the routed blocks.
-
-    If None, tokens that skipped the blocks return unchanged.
-    """
+    """Function that computes the tokens after the routed blocks; None to return skipping tokens unchanged."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.start < self.end:
@@ -103,7 +97,6 @@ class Output(_Routed):
     attention: Mapping[int, Tensor] = field(default_factory=dict)
     """Attention logits between the image tokens in some blocks, before the softmax, as [B, heads, K, K]."""
     class_BT: Tensor | None = None
-    """Velocity of the class token; None for a denoiser without a class token."""
 
 
 @dataclass(frozen=True)
@@ -122,17 +115,13 @@ TapAverage = Callable[[Tensor, frozenset[int]], Tapped]
 
 @dataclass(frozen=True)
 class LossInputs:
-    """Inputs of a loss term.
-
-    The velocities are the ones that the objective compares, for every prediction type of the denoiser.
-    """
+    """Inputs of a loss term. The velocities are the ones that the objective compares, for every prediction type."""
 
     output: Output
     sample: Sample
     velocity_BCHW: Tensor
     """The prediction, converted to a velocity."""
     target_BCHW: Tensor
-    """The target velocity."""
     weight_B: Tensor | None
     """Weight of each sample in the objective; None if the plan has no weighting."""
     image_BCHW: Tensor | None
@@ -147,15 +136,12 @@ class LossInputs:
     averaged: TapAverage | None = None
     """Run the averaged weights, without gradient and with all tokens.
 
-    Before the first update of the average, and for a plan without an average, this method uses the denoiser's own
-    weights.
+    Without an average, or before its first update, this method uses the denoiser's own weights.
     """
 
 
 @dataclass(frozen=True)
 class LossContext:
-    """Information about the run that is needed to build a loss term."""
-
     width: int
     grid: tuple[int, int]
     """Rows and columns of the denoiser's tokens, for the square images of the last stage."""
@@ -177,14 +163,11 @@ class LossContext:
         return self.grid_at(*image_BCHW.shape[-2:])
 
     def grid_at(self, height: int, width: int) -> tuple[int, int]:
-        """Return the token grid for images of this size in pixels."""
         return self.grid if self.token_px is None else (height // self.token_px, width // self.token_px)
 
 
 @dataclass(frozen=True)
 class Record:
-    """Captions and attributes of one image."""
-
     captions: Mapping[str, str]
     attributes: Any
 
@@ -213,10 +196,7 @@ class ImageSource(Protocol):
         """Render the images now, if the source caches images."""
 
     def expect(self, ids: Sequence[int]) -> None:
-        """Prefetch a batch without waiting, if the source renders images again each time.
-
-        Batches must be prefetched in the order in which they are read. A second call for the same batch does nothing.
-        """
+        """Prefetch a batch without waiting, in the order of reading. A repeated call for a batch does nothing."""
 
     def images(self, ids: Sequence[int]) -> Tensor: ...
     def records(self, ids: Sequence[int]) -> list[Record]: ...
@@ -250,10 +230,7 @@ class TextEncoder(Protocol):
         """Truncate captions to `max_tokens` tokens. Special tokens count."""
 
     def encode(self, captions: Sequence[str]) -> TextTokens:
-        """Encode each caption to a fixed number of tokens.
-
-        Each caption, including an empty caption, has at least one token.
-        """
+        """Encode each caption to a fixed number of tokens, at least one even for an empty caption."""
 
     def transformers_form(self) -> TransformersForm | None:
         """Return the network and the tokenizer for transformers; None if transformers has no class for them."""
@@ -286,8 +263,7 @@ class Tokenizer(Protocol):
     def encode(self, image_BCHW: Tensor, draws: Draws) -> Tensor:
         """Encode uint8 images to float32 latents of about mean 0 and standard deviation 1, without gradient.
 
-        A tokenizer that samples uses `draws`, so that a latent depends on its image and its draws, but not on the
-        batch.
+        A tokenizer that samples uses `draws`, so that a latent does not depend on the batch.
         """
 
     def moments(self, image_BCHW: Tensor) -> Tensor:
@@ -325,15 +301,13 @@ class Objective(Protocol):
     def x_weight(self, t_B: Tensor) -> Tensor:
         """Return the factor between the squared error of x and the loss, for each t.
 
-        If the network does not predict x, x is computed as x_t - t v, where v is the velocity in the loss (clamped or
-        not).
+        A network that does not predict x gives x as x_t - t v, where v is the velocity in the loss (clamped or not).
         """
 
     def noise_weight(self, t_B: Tensor) -> Tensor:
         """Return the factor between the squared error of the noise and the loss, for each t.
 
-        If the network does not predict the noise, the noise is computed as x_t + (1 - t) v, where v is the velocity in
-        the loss.
+        A network that does not predict the noise gives it as x_t + (1 - t) v, where v is the velocity in the loss.
         """
 
 
@@ -383,16 +357,10 @@ class WeightAverage(Protocol):
     """An fp32 average of the given weights, which the optimizer updates in place."""
 
     def begin(self, skipped: Tensor) -> AverageUpdate:
-        """Count an update, unless `skipped` is 1, and return the update.
-
-        The caller must apply the update after the weights have changed.
-        """
+        """Count an update, unless `skipped` is 1. The caller must apply the update after the weights have changed."""
 
     def update(self, skipped: Tensor) -> None:
-        """Update the average from the weights, unless `skipped` (a scalar on their device) is 1.
-
-        The host does not wait.
-        """
+        """Update the average, unless `skipped` (a scalar on its device) is 1, without waiting on the host."""
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the complete state of the average. A checkpoint saves these tensors and restores them in place."""
@@ -435,28 +403,20 @@ class LossTerm:
     needs_average: bool = False
     """Whether the term calls `LossInputs.averaged`."""
     caches: bool = False
-    """Whether the term caches the output of `look` per image.
-
-    If yes, `filled_together`, `prepare` and `expect` are called.
-    """
+    """Whether `look`'s output is cached per image, by `filled_together`, `prepare` and `expect`."""
 
     def ready(self) -> str | None:
-        """Load resources that are needed only while the weight of the term is not zero, such as a teacher; return their
-        identity.
+        """Load resources needed only while the term's weight is not zero, such as a teacher; return their identity.
 
         A run can resume only with the same identity.
         """
 
     def filled_together(self, ids: Sequence[int]) -> list[list[int]]:
-        """Return the groups of images that are computed together, for all groups that contain these images.
-
-        By default, each image is its own group.
-        """
+        """Return all groups, computed together, that contain these images. By default, each image is its own group."""
         return [[id_] for id_ in ids]
 
     def prepare(self, ids: Sequence[int], shape: tuple[int, int], images: Callable[[Sequence[int]], Tensor]) -> None:
-        """Compute and cache the output of `look` for these images in complete groups; all images have this height and
-        width.
+        """Cache `look`'s output for images of this height and width, in complete groups.
 
         `images` is a function that returns images by id on the device. Every rank gets all ids; ranks that share a
         cache divide the work.
@@ -466,10 +426,7 @@ class LossTerm:
         """Prefetch the output of `look` for a batch of images of this height and width."""
 
     def look(self, image_BCHW: Tensor, ids: Sequence[int]) -> Tensor | None:
-        """Return the features that the term needs from the clean images, without gradient.
-
-        The duration of this call counts as time of the teacher.
-        """
+        """Return the features that the term needs from the clean images, without gradient, in the teacher's time."""
 
     def loss(self, view: LossInputs) -> Tensor:
         """Return the loss of each sample."""
@@ -525,10 +482,7 @@ class JointStep(Protocol):
         """Add the gradients of a micro-batch, and return the latents for the training of the denoiser."""
 
     def clip(self, grad_norm: Tensor) -> Tensor:
-        """Clip the gradients of joint training.
-
-        Return the given norm of all other gradients, or NaN if the step must be skipped.
-        """
+        """Clip joint training's gradients. Return the given norm of all others, or NaN to skip the step."""
 
     def finish(self, skipped: Tensor) -> dict[str, Tensor]:
         """Return the numbers to log. A skipped step changes no state."""
@@ -554,8 +508,7 @@ class JointTraining(Protocol):
     def begin(self, source: ImageSource, order: Order, seed: int, images: int, alike: int | None = None) -> None:
         """Compute statistics on the first of the run's `images` images, which have the size of the first stage.
 
-        `alike` is the number of consecutive images that certainly have the same shape; None if all images have the same
-        shape.
+        `alike` consecutive images certainly have the same shape; None if all have.
         """
 
     def attach(self, terms: Mapping[str, LossTerm], frozen: Sequence[nn.Parameter], layout: Layout) -> None:
@@ -573,11 +526,7 @@ VerdictRow = Mapping[str, str | float | None]
 
 
 class Tracker(Protocol):
-    """A copy of a run or a study in an external tracking service. Reports do not read this copy, but the run's own
-    files.
-
-    If a method raises an error, the run continues.
-    """
+    """A copy of a run or study in a tracking service. Reports read the run's own files. Errors do not stop the run."""
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None: ...
     def log_images(self, step: int, files: Mapping[str, Path]) -> None:
@@ -620,10 +569,7 @@ class Encoder(Protocol):
 
     @property
     def identity(self) -> str:
-        """Return the SHA-256 over weights and preprocessing.
-
-        Features of encoders with different identities must never be compared.
-        """
+        """Return the SHA-256 over weights and preprocessing. Never compare features of different identities."""
 
     def prepare(self, image_BCHW: Tensor) -> Tensor:
         """Convert uint8 images of one size to the network's float32 input, on the network's device."""
@@ -637,10 +583,7 @@ class TextImageEncoder(Encoder, Protocol):
 
     @property
     def text_identity(self) -> str:
-        """Return the SHA-256 over the tokenizer.
-
-        Features of texts depend on this hash and on `identity`, since `identity` does not cover the tokenizer.
-        """
+        """Return the SHA-256 over the tokenizer, which `identity` does not cover. Features of texts depend on both."""
 
     def encode_text(self, prompts: Sequence[str]) -> Tensor: ...
 

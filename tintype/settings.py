@@ -37,7 +37,6 @@ Plain: TypeAlias = dict[str, Any]
 """Settings as plain data: dictionaries, lists and scalars."""
 K = TypeVar("K")
 LARGEST_PX = 4096
-"""Largest width and height of images."""
 FP8_MULTIPLE = 16
 """Sizes of FP8 products are multiples of this."""
 
@@ -77,10 +76,7 @@ class Named(Settings):
 
 @dataclass(frozen=True)
 class NamesFile:
-    """Mark of a setting that names a file or folder to read, unless `is_word` is true.
-
-    `tintype.config.paths` finds it.
-    """
+    """Mark of a setting that names a file or folder to read, unless `is_word`. `tintype.config.paths` finds it."""
 
     is_word: Callable[[str], bool] = lambda text: False
 
@@ -89,10 +85,7 @@ PathText = Annotated[str, NamesFile()]
 
 
 class Housekeeping:
-    """Mark of a setting that cannot change what a run learns.
-
-    Such a setting is left out of the plan's hash and of an arm's diff.
-    """
+    """Mark of a setting that cannot change what a run learns, and that the plan's hash and arms' diffs leave out."""
 
 
 @cache
@@ -177,8 +170,8 @@ class OpenKinds(tuple[type[K], ...]):
 class OneOf:
     """Mark of a field that holds any of these parts: `Annotated[LossPart, OneOf(LOSSES)]`.
 
-    Settings without a `kind` have the kind `usual`. With `by_keys`, they have the kind that knows all their keys.
-    Plugins can add kinds to `OpenKinds`.
+    Settings without a `kind` have the kind `usual`, or with `by_keys` the kind that knows all their keys. Plugins can
+    add kinds to `OpenKinds`.
     """
 
     built_in: tuple[type[Settings], ...]
@@ -387,10 +380,7 @@ class DataPart(Part):
         ]
 
     def count_images(self, identity: str | None) -> int | None:
-        """Return the number of training images; None if the data is not on this machine, or has changed.
-
-        `identity` is the identity of the data that a run has read.
-        """
+        """Return the number of training images; None if the data is missing, or is not the data of this `identity`."""
         return int(getattr(self, self.count_key))
 
     def uses(self, steps: int, train: TrainSettings) -> dict[str, SourceUse]:

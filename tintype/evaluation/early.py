@@ -26,19 +26,14 @@ from tintype.train.record import RunRecord
 EARLY_SHARE = 4
 """By default, an early score uses one image for every `EARLY_SHARE` images of the full score."""
 FEWEST_EARLY = 128
-"""By default, an early score uses at least this many images.
-
-If the full score uses fewer, it uses as many as the full score.
-"""
+"""Default minimum number of images of an early score, if the full score uses as many."""
 NOT_SCORED = "not-scored"
-"""Event that is logged if the weights kept at a step could not be scored."""
 
 
 def early_protocol(protocol: Protocol, metrics: Collection[str], count: int | None = None) -> Protocol:
-    """Return the protocol of scores during training.
+    """Return the protocol of scores during training, with fewer images and only the samplings that `metrics` need.
 
-    This protocol has fewer images, and only the samplings that `metrics` need. `count` is the number of images of the
-    main sampling. The default is a quarter of the protocol's count, and at least
+    `count` is the number of images of the main sampling. The default is a quarter of the protocol's count, and at least
     128. Other samplings have at most `count` images, but a prompt file is always used as a whole. The validation loss
     uses as many images as in the full protocol, since it is cheap.
     """
@@ -72,10 +67,9 @@ def score_along(
 ) -> None:
     """Score a finished run's last weights, at step `last`, then the weights kept at `steps`.
 
-    Kept weights are removed once their score is stored. Kept weights of other steps are removed too, since they are not
-    needed. Steps without kept weights are skipped, since they were scored before, or their weights were never kept. If
-    weights cannot be scored, an event is logged and the run stays valid. The last weights are scored first. So kept
-    weights that remain show that scores are missing.
+    Kept weights are removed once scored, and so are kept weights of other steps. Steps without kept weights are
+    skipped. If weights cannot be scored, an event is logged and the run stays valid. The last weights are scored first.
+    So kept weights that remain show that scores are missing.
     """
     folder = RunFolder(run, fence=fence)
     _score(folder, protocol, last, on_progress, kept=False)

@@ -22,9 +22,7 @@ from tintype.wording import option
 
 @dataclass(frozen=True)
 class Point:
-    """A length of the average, the residual of its reconstruction, and its evaluation if the residual is small
-    enough.
-    """
+    """A length of the average, the residual of its reconstruction, and its evaluation if the residual is small."""
 
     length: float
     residual: float
@@ -39,8 +37,6 @@ class Point:
 
 @dataclass
 class Curve:
-    """A run's curve of scores over lengths of the weight average, with the points that are already scored."""
-
     run: Path
     lengths: Sequence[float]
     protocol: Protocol
@@ -85,10 +81,7 @@ class Curve:
 def score_lengths(
     curve: Curve, on_progress: Callable[[float, Scoring], None], device: str | None = None, threads: int | None = None
 ) -> None:
-    """Score each length that the snapshots can represent. All lengths are checked before the first length is scored.
-
-    `on_progress` gets the length and the progress over all lengths.
-    """
+    """Score each length that the snapshots can represent, after a check of all. Progress is over all lengths."""
     found = [try_reconstruction(curve.run, length) for length in curve.lengths]
     curve.step = found[0].step
     if all(one.residual > MOST_RESIDUAL for one in found):
@@ -105,10 +98,7 @@ def score_lengths(
 
 
 def check_metric(protocol: Protocol, name: str | None, of_scenes: bool = True) -> str:
-    """Return the metric's name, by default the name of the most important metric.
-
-    Raise if the protocol does not measure it.
-    """
+    """Return the metric's name, by default the most important one; raise if the protocol does not measure it."""
     names = list(definitions(protocol, of_scenes))
     if name is not None and name not in names:
         raise UserError(

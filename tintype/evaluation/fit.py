@@ -43,8 +43,6 @@ class Problem:
 
 @dataclass(frozen=True)
 class Fitted:
-    """A protocol fitted to a data set, with notes for the user about the choices."""
-
     protocol: Protocol
     notes: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
@@ -78,7 +76,6 @@ def fit_protocol(protocol: Protocol, data: DataPart) -> Fitted:
 
 
 def _caption(source: ImageSource) -> str:
-    """Return the caption column `long`, else `short`, else the first column of the store."""
     return next((name for name in CAPTIONS if name in source.columns), min(source.columns, default=CAPTIONS[0]))
 
 
@@ -108,11 +105,7 @@ def held_out_note(count: int) -> str:
 
 
 def data_problems(data: DataPart, source: ImageSource, protocol: Protocol) -> list[Problem]:
-    """List the problems of a protocol on a store.
-
-    Problems are encoders that cannot read the images, missing captions, and counts above the number of held-out images.
-    `source` is the evaluation split.
-    """
+    """List a protocol's problems on a store's evaluation split: unreadable images, missing captions, high counts."""
     found = list((_scene_problems if data.of_scenes else _store_problems)(source, protocol))
     if protocol.shaped and len(data.scored.shapes) == 1:
         found.append(Problem("shapes: buckets, but the data has no data.buckets: its images are square", _SQUARE))
@@ -120,10 +113,7 @@ def data_problems(data: DataPart, source: ImageSource, protocol: Protocol) -> li
 
 
 def _scene_problems(source: ImageSource, protocol: Protocol) -> Iterator[Problem]:
-    """List the problems of a protocol on scenes.
-
-    The number of images has no limit, since any number of scenes can be drawn.
-    """
+    """List the problems of a protocol on scenes, which have no limit, since any number can be drawn."""
     for name in _captions(protocol):
         if name not in CAPTIONS:
             known = ", ".join(CAPTIONS)
@@ -174,8 +164,7 @@ def _count_problems(held_out: int, protocol: Protocol) -> Iterator[Problem]:
 
 
 def readiness_problems(protocol: Protocol, data: Sequence[DataPart], device: torch.device) -> list[Problem]:
-    """List all reasons why a protocol would not work, such as unsuitable data, missing prompt files and missing
-    weights.
+    """List why a protocol would not work, such as unsuitable data, missing prompt files and missing weights.
 
     The encoders are built for this check, so their weights are downloaded once.
     """
@@ -207,7 +196,6 @@ def _asked_problems(data: DataPart, protocol: Protocol) -> Iterator[Problem]:
 
 
 def file_problems(protocol: Protocol) -> list[Problem]:
-    """List prompt files that cannot be read."""
     found = []
     for path in protocol.prompt_files:
         try:
@@ -226,12 +214,10 @@ def _too_few(count: int) -> str:
 
 
 def _captions(protocol: Protocol) -> list[str]:
-    """Return the distinct caption columns that a protocol reads."""
     return [name for name in dict.fromkeys(one.prompts for one in protocol.conditions) if is_caption(name)]
 
 
 def refuse(problems: Sequence[Problem], what: str = "the evaluation") -> None:
-    """Raise one error that lists all problems and the overrides that fix them. `what` is the subject of the message."""
     if not problems:
         return
     fixes = dict.fromkeys(fix for problem in problems for fix in problem.fixes)

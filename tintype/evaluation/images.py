@@ -62,7 +62,6 @@ def evaluate_images(
     on_progress: OnScoring = lambda scoring: None,
     follow_links: bool = False,
 ) -> ImageSetResult:
-    """Score the images in `images` against the images in `reference`, or against a saved reference."""
     began, counter = time.perf_counter(), Counter(0, on_progress)
     saved = reference.suffix == ".safetensors"
     _refuse_conflicts(protocol, saved, save_reference)
@@ -123,9 +122,9 @@ def evaluate_images(
 
 
 def _reference(path: Path, images: Images | None, encoder: Encoder, counter: Counter, each_s: float) -> ImageFeatures:
-    """Return the features of the reference. If the features are not cached, report how long the encoding will take.
+    """Return the features of the reference. For features that are not cached, report how long the encoding will take.
 
-    The time of the encoding is estimated from `each_s`, the measured seconds per image of the other set.
+    The time is estimated from `each_s`, the measured seconds per image of the other set.
     """
     if images is not None:
         count = images.fingerprint()[1]
@@ -145,7 +144,6 @@ def _reference(path: Path, images: Images | None, encoder: Encoder, counter: Cou
 
 
 def _refuse_few(protocol: ImageProtocol, path: Path, count: int) -> None:
-    """Raise if a set has fewer images than a metric needs."""
     needed = {name: FEATURE_METRICS[name].fewest for name in protocol.metrics}
     if short := [name for name in protocol.metrics if needed[name] > count]:
         fitting = [name for name in protocol.metrics if needed[name] <= count]

@@ -58,8 +58,6 @@ class Questions:
 
 @dataclass(frozen=True)
 class AskedSamples:
-    """The samples of training and unseen captions at each guidance scale."""
-
     questions: Questions
     scales: Sequence[float]
     training: Sequence[Samples]
@@ -92,10 +90,7 @@ class FoundCopies:
 
     @cached_property
     def pairs(self) -> list[NearestPair]:
-        """Return samples with their nearest training images, the closest pairs first.
-
-        Each training image occurs once.
-        """
+        """Return samples with their nearest training images, the closest first, with each training image once."""
         near, samples, question = self.recall.training, self.asked.training, self.asked.questions.training
         count, shown = len(question.captions), dict[int, NearestPair]()
         for place in near.distance_N.argsort(stable=True).tolist():
@@ -118,7 +113,6 @@ class FoundCopies:
 
 
 def _gap(image_CHW: Tensor) -> Tensor:
-    """Return a white bar of the image's height."""
     channels, height, width = image_CHW.shape
     return image_CHW.new_full((channels, height, max(2, width // 16)), 255)
 
@@ -126,9 +120,9 @@ def _gap(image_CHW: Tensor) -> Tensor:
 def ask_for_copies(
     folder: Path, step: int, plan: Plan, scored: ScoredData, protocol: Protocol, weights: str = ""
 ) -> AskedSamples | None:
-    """Return the samples in which copies will be searched; None if the protocol has no memorisation metric.
+    """Return the samples to search for copies, not generated yet; None without a memorisation metric.
 
-    The samples are not generated yet. `folder` holds the samples of all conditions.
+    `folder` holds the samples of all conditions.
     """
     if not protocol.reads_training_images:
         return None
@@ -150,8 +144,8 @@ def ask_for_copies(
 def _questions(plan: Plan, scored: ScoredData, protocol: Protocol) -> Questions:
     """Choose images and captions. For a mixture, choose them from the source that the run is scored against.
 
-    The chosen images are spread evenly over the training images. If there are fewer images than captions to sample,
-    each caption is sampled several times with different noises.
+    The images are spread evenly over the training images. If they are fewer than the captions to sample, each caption
+    is sampled several times with different noises.
     """
     data, asked = scored.data.memorisable.squared, protocol.memorisation
     train = open_source(data, "train", _CPU)

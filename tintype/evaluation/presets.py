@@ -12,12 +12,11 @@ from tintype.recipes import packaged
 from tintype.settings import Plain, plain
 
 PRESET = "preset"
-"""The key under which a protocol names its preset."""
 _GENERAL = Protocol()
 
 
 def expand(given: object, place: str) -> object:
-    """Return a protocol with the settings of its preset added. The protocol's own settings take precedence.
+    """Add the preset's settings to a protocol, which take second place to the protocol's own settings.
 
     A preset is named by `evaluation: prx`, or together with other settings by `evaluation: {preset: prx, count: 2000}`.
     """
@@ -46,10 +45,9 @@ def protocol_of(assignments: Sequence[str], default: Protocol = _GENERAL) -> Pro
 
 
 def default_protocol(plan: Plan) -> Protocol:
-    """Return the protocol that a plan names in `run.protocol`, or the general defaults.
+    """Return the protocol in a plan's `run.protocol`, or the general defaults.
 
-    The settings of the default protocol count as not given by the user, so `fit_protocol` can replace settings that do
-    not fit the data.
+    Its settings count as not given by the user, so `fit_protocol` can replace settings that do not fit the data.
     """
     name = plan.run.protocol
     return _GENERAL if name is None else _as_given(parse(Protocol, packaged.find("protocols", name)), set())
@@ -72,7 +70,6 @@ def _overridden(data: Plain, assignments: Sequence[str]) -> Document:
 
 
 def _as_given(protocol: Protocol, keys: set[str]) -> Protocol:
-    """Return the protocol with these settings marked as given by the user."""
     return Protocol.model_construct(_fields_set=set(keys), **dict(protocol))
 
 

@@ -10,10 +10,7 @@ from tintype.runtime.dist import current
 
 @dataclass(frozen=True)
 class Scoring:
-    """Progress passed to the callback.
-
-    It has the images of the current stage, and the finished share of the evaluation.
-    """
+    """Progress: the images of the current stage, and the finished share of the evaluation."""
 
     doing: str
     done: float

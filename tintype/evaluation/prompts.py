@@ -38,7 +38,6 @@ class PromptFile:
 
 
 def find_captions(source: ImageSource, captions: Sequence[str]) -> dict[str, tuple[int, str]]:
-    """Return, for each caption, the id of the first image that has this caption, and the caption's column."""
     wanted, found = set(captions), dict[str, tuple[int, str]]()
     for first in range(0, len(source), _TOGETHER):
         ids = range(first, min(first + _TOGETHER, len(source)))
@@ -50,7 +49,7 @@ def find_captions(source: ImageSource, captions: Sequence[str]) -> dict[str, tup
 
 
 def missing_captions(found: Container[str], captions: Sequence[str], name: str) -> str:
-    """Return a problem if some training captions in a file were not found; empty if all were found."""
+    """Return a problem if some training captions in a file were not found, else ''."""
     missing = [caption for caption in captions if caption not in found]
     if not missing:
         return ""

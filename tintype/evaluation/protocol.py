@@ -101,7 +101,6 @@ class MemorisationSettings(Settings):
 
     @property
     def prompt_file(self) -> PromptFile | None:
-        """Return the prompt file; None if prompts are captions of the data."""
         return None if self.prompts is None or is_caption(self.prompts) else read_prompts(Path(self.prompts))
 
 
@@ -204,12 +203,10 @@ class Protocol(Named):
 
     @property
     def reads_training_images(self) -> bool:
-        """Return whether a metric searches for copies of training images."""
         return bool(self.encoders and self.training_metrics)
 
     @property
     def training_metrics(self) -> list[str]:
-        """Return the kinds of the metrics that search for copies of training images."""
         return [kind for kind in self.metrics if kind in TRAINING_METRICS]
 
     @property
@@ -237,13 +234,11 @@ class Protocol(Named):
 
     @property
     def prompt_files(self) -> list[str]:
-        """Return the paths of all prompt files that the protocol reads."""
         named = [self.memorisation.prompts] if self.reads_training_images else []
         named += [condition.prompts for condition in self.also]
         return [prompts for prompts in named if prompts is not None and not is_caption(prompts)]
 
     def with_prompts(self, moved: Callable[[str], str]) -> Protocol:
-        """Return the protocol with the paths of its prompt files replaced by the function `moved`."""
         files = {prompts: {"prompts": moved(prompts)} for prompts in self.prompt_files}
         if not files:
             return self
@@ -306,7 +301,6 @@ class Sampling:
 
     @property
     def prompt_file(self) -> PromptFile | None:
-        """Return the prompt file; None if the prompts are captions of the data."""
         return None if is_caption(self.prompts) else read_prompts(Path(self.prompts))
 
     @property
@@ -315,7 +309,6 @@ class Sampling:
         return file.sha256 if (file := self.prompt_file) else self.prompts
 
     def metric(self, name: str) -> str:
-        """Return a metric's name under this sampling."""
         return f"{name}_{self.name}" if self.name else name
 
     @property
@@ -329,7 +322,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Definition:
-    """A metric of one sampling, with the encoder whose features it needs, if it needs any."""
+    """A metric of one sampling, with the encoder whose features it needs, if any."""
 
     metric: AnyMetric
     label: str
@@ -349,10 +342,7 @@ class Definition:
 
 
 def metric_label(metric: AnyMetric, encoder: EncoderPart) -> str:
-    """Return the metric's published name if its definition is the published one.
-
-    Otherwise, return the names of the metric and the encoder.
-    """
+    """Return the metric's published name if its definition is the published one, else the metric and the encoder."""
     published = encoder.published.get(metric.name)
     if published and encoder.name is None:
         return published
@@ -362,8 +352,8 @@ def metric_label(metric: AnyMetric, encoder: EncoderPart) -> str:
 def definitions(protocol: Protocol, of_scenes: bool = True) -> dict[str, Definition]:
     """Return the definition of each metric of an evaluation by name, the most important metric first.
 
-    `of_scenes` says whether the data are scenes, whose images the scene encoder can read. An encoder's preprocessing is
-    known only after loading, so it is recorded in the result.
+    `of_scenes`: the scene encoder can read the images. An encoder's preprocessing is known only after loading, so it is
+    recorded in the result.
     """
     found: dict[str, Definition] = {}
     for sampling in protocol.conditions:
@@ -421,7 +411,6 @@ def warnings_of(measured: Mapping[str, Measured], meanings: Mapping[str, Definit
 
 
 def nonfinite(measured: Mapping[str, Measured]) -> list[str]:
-    """Return the names of the metrics whose value is not finite."""
     return [name for name, one in measured.items() if not math.isfinite(one.value)]
 
 

@@ -50,8 +50,6 @@ BLOCK = 64
 
 @dataclass(frozen=True)
 class About:
-    """The encoder and the images from which features were made."""
-
     encoder: str
     identity: str
     definition: str
@@ -74,7 +72,6 @@ class ScoredData:
 
 
 def scored_data(plan: Plan, protocol: Protocol, step: int) -> ScoredData:
-    """Return the data against which the weights of a step are scored."""
     size_px = plan.size_px_at(step - 1) if protocol.staged else plan.data.size_px
     if size_px == plan.data.size_px:
         return ScoredData(plan.data)
@@ -83,10 +80,7 @@ def scored_data(plan: Plan, protocol: Protocol, step: int) -> ScoredData:
 
 
 def held_out(scored: ScoredData, protocol: Protocol) -> ImageSource:
-    """Return images that training never sees. The first images provide the prompts and the reference.
-
-    Raise if the protocol does not fit the data.
-    """
+    """Return images that training never sees, for prompts and reference; raise if protocol and data do not fit."""
     count, shapes = protocol.held_out_count, scored.stage_shapes
     source = open_held_out(scored.data, count, torch.device("cpu"), protocol.shaped, shapes)
     refuse(data_problems(scored.data, source, protocol))
@@ -95,10 +89,7 @@ def held_out(scored: ScoredData, protocol: Protocol) -> ImageSource:
 
 @lru_cache(maxsize=8)
 def data_reference(scored: ScoredData, protocol: Protocol, encoder: Encoder, device: torch.device) -> Reference | None:
-    """Return the reference of a run, which consists of held-out images of its data.
-
-    The ranks share the work, and the first rank has the result.
-    """
+    """Return the first rank's reference of a run: held-out images of its data. The ranks share the work."""
     source, data = held_out(scored, protocol), scored.data.scored
     words = "held-out scenes" if data.of_scenes else f"held-out images of the store {str(source.identity)[:12]}"
     fingerprint = data_fingerprint(data, source, scored if protocol.shaped else None)
@@ -108,10 +99,7 @@ def data_reference(scored: ScoredData, protocol: Protocol, encoder: Encoder, dev
 def source_features(
     source: ImageSource, ids: Sequence[int], words: str, of_data: str, encoder: Encoder
 ) -> Tensor | None:
-    """Return the features of a source's square images, cached on disk. `of_data` names the source.
-
-    The ranks share the work, and the first rank has the result.
-    """
+    """Return a source's features, cached on disk, on the first rank. `of_data` names the source."""
     fingerprint = _sha256(f"{words} {list(ids)} {of_data}")
     about = About(encoder.name, encoder.identity, encoder.definition, words, fingerprint, len(ids))
     blocks = spans(0, len(ids), BLOCK)
@@ -121,10 +109,7 @@ def source_features(
 def _source_reference(
     source: ImageSource, words: str, fingerprint: str, count: int, encoder: Encoder, device: torch.device
 ) -> Reference | None:
-    """Return the first images of a source as a reference.
-
-    The ranks share the work, and the first rank has the result.
-    """
+    """Return the first images of a source as a reference, on the first rank. The ranks share the work."""
     about = About(encoder.name, encoder.identity, encoder.definition, words, fingerprint, count)
     ids, blocks = in_blocks(source, count)
     found = _stored_features(about, encoder, blocks, lambda first, last: source.images(ids[first:last]))
@@ -153,9 +138,7 @@ def in_blocks(source: ImageSource, count: int) -> tuple[list[int], list[tuple[in
 
 
 def rows_by_shape(source: ImageSource, count: int) -> dict[Shape, Tensor]:
-    """Return, for each shape, its row numbers in a table of the first images in `in_blocks` order; {} without
-    buckets.
-    """
+    """Return, for each shape, its rows in a table of the first images in `in_blocks` order; {} without buckets."""
     found, first = dict[Shape, list[Tensor]](), 0
     for shape, alike in ids_by_shape(source, range(count)):
         if shape is not None:
@@ -170,10 +153,7 @@ def shared_features(
     images: Callable[[int, int], Tensor],
     on_images: Callable[[int], None] = lambda images: None,
 ) -> Tensor | None:
-    """Return the features of all images on the first rank.
-
-    The ranks take blocks in turn; a block is one batch of the encoder.
-    """
+    """Return all images' features on the first rank. The ranks take blocks, which are an encoder's batches, in turn."""
 
     def encode(block: tuple[int, int]) -> Tensor:
         return feature_matrix(encoder, [images(*block)], BLOCK, on_images, first_index=block[0])
@@ -183,10 +163,7 @@ def shared_features(
 
 @dataclass(frozen=True)
 class ImageFeatures:
-    """Features of a set of images, a description of encoder and images, and the digest of each image's pixels.
-
-    The digests are None if the file was written by a version without digests.
-    """
+    """Features of a set of images. The pixels' digests are None in a file of an earlier version without digests."""
 
     feature_MF: Tensor
     about: About
@@ -201,7 +178,6 @@ def set_features(
 
 
 def is_cached(images: Images, encoder: Encoder) -> bool:
-    """Return whether the cache has the features of a set of images."""
     return _file(_about_set(images, encoder)).exists()
 
 
@@ -234,11 +210,7 @@ def _file(about: About) -> Path:
 
 
 def _cached(file: Path, encoder: Encoder, about: About) -> ImageFeatures:
-    """Read a cached file.
-
-    The file's name is a hash of its content. The content is checked against this hash, since the file could have been
-    replaced.
-    """
+    """Read a cached file, and check its content against its name, a hash, since the file could have been replaced."""
     found = read_reference(file)
     refuse_other_encoder(found.about, encoder, file)
     if found.about.key != about.key:
@@ -285,10 +257,7 @@ def _content_sha256(metadata: Mapping[str, str], digests: Sequence[bytes] | None
 
 
 def refuse_other_encoder(about: About, encoder: Encoder, path: Path) -> None:
-    """Raise if features were made with other weights or another preprocessing.
-
-    Distances between such features are meaningless.
-    """
+    """Raise for features of other weights or another preprocessing, since such distances are meaningless."""
     where = f"{path} of the encoder '{about.encoder}' ({about.definition})"
     what = f"identity than that of '{encoder.name}' ({encoder.definition})"
     check_same(where, what, about.identity, encoder.identity, "make the reference again with this encoder")
@@ -297,9 +266,8 @@ def refuse_other_encoder(about: About, encoder: Encoder, path: Path) -> None:
 def data_fingerprint(data: DataPart, source: ImageSource, shaped: ScoredData | None = None) -> str:
     """Return a hash of the data's settings, its content, and the pixels of a few images.
 
-    So a changed renderer or resize changes the hash of the reference. `shaped` is given if the data's images are not
-    square. The hash then includes the shapes. In an earlier stage, the hash also includes the buckets, which determine
-    the shape of each image.
+    So a changed renderer or resize changes the hash of the reference. `shaped` is given for images that are not square.
+    The hash then includes the shapes and, in an earlier stage, the buckets, which determine the shape of each image.
     """
     settings = {key: value for key, value in data.content().items() if key != data.count_key}
     if source.identity is not None:

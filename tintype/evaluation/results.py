@@ -25,7 +25,7 @@ _BESIDE = "beside"
 """Key of a stored result that names the other files written with the result."""
 
 PER_IMAGE_FILE = "per_image.json"
-"""File next to a result, with metrics of each image. The metrics of each image are used to compare arms of a study."""
+"""File next to a result, with metrics of each image, to compare arms of a study."""
 
 MISREAD_FILE = "misread.json"
 """File next to a result, with the words of the prompts that the preview images got wrong."""
@@ -39,10 +39,8 @@ class EncoderInfo(_Record):
     """An encoder, as a result records it."""
 
     identity: str
-    """SHA-256 of the encoder's weights and preprocessing."""
     definition: str
     text: str = ""
-    """SHA-256 of the encoder's tokenizer, if the encoder reads text."""
 
 
 class WrongWords(_Record):
@@ -57,15 +55,11 @@ class WrongWords(_Record):
 
 
 class AverageInfo(_Record):
-    """A weight average that was computed from snapshots."""
-
     length: float
     residual: float
 
 
 class CopyPair(_Record):
-    """A sample and its nearest training image, side by side in one PNG file."""
-
     image: str
     """Path of the PNG file, relative to the run's folder."""
     sha256: str
@@ -92,7 +86,6 @@ class Copies(_Record):
 
     verdict: Verdict
     captions: int
-    """Number of distinct training captions that were sampled."""
     images: int
     """Number of training images whose near-copies were searched for."""
     unlike: float
@@ -106,14 +99,10 @@ class Copies(_Record):
 
     @property
     def words(self) -> str:
-        """Return the verdict as a sentence."""
         return _FOUND[self.verdict]
 
     def within(self, folder: str) -> Copies:
-        """Return the copies with paths relative to a parent folder.
-
-        `folder` is the run's path in this parent folder.
-        """
+        """Return the copies with paths relative to a parent folder, in which the run's path is `folder`."""
         pairs = [pair.model_copy(update={"image": f"{folder}/{pair.image}"}) for pair in self.pairs]
         return self.model_copy(update={"pairs": pairs})
 
@@ -123,15 +112,10 @@ class MetricValues(_Record):
 
     metrics: dict[str, float]
     errors: dict[str, float]
-    """Standard errors due to sampling."""
     intervals: dict[str, tuple[float, float]] = {}
-    """95% confidence intervals due to sampling."""
     error_methods: dict[str, str] = {}
     biases: dict[str, float] = {}
-    """Known biases by metric. A metric is too large by its bias, since the number of images is finite.
-
-    The field is left out of the dump if it is empty.
-    """
+    """Known biases, by which metrics are too large for lack of images. The dump leaves out an empty field."""
     encoders: dict[str, EncoderInfo]
     warnings: tuple[str, ...]
     seconds: float
@@ -147,16 +131,10 @@ class EvaluationResult(MetricValues):
     plan: str = ""
     step: int
     size_px: int | None = None
-    """Image size, if the protocol uses the stage's size; None if the protocol uses the data's size.
-
-    None is left out of the dump.
-    """
+    """Image size, if the protocol uses the stage's; None, which the dump leaves out, if it uses the data's."""
     weights: str
     ema: AverageInfo | None = None
-    """The average that was computed from snapshots; None for the weights of a checkpoint.
-
-    None is left out of the dump.
-    """
+    """The average computed from snapshots; None, which the dump leaves out, for the weights of a checkpoint."""
     protocol: Protocol
     protocol_hash: str
     details: dict[str, dict[str, float]]
@@ -179,10 +157,7 @@ class EvaluationResult(MetricValues):
 
     @property
     def scale(self) -> str:
-        """Return the protocol's hash, followed by the stage's image size if there is one.
-
-        Only scores with equal scale are comparable.
-        """
+        """Return the protocol's hash, and the stage's image size if any. Only equal scales are comparable."""
         return self.protocol_hash if self.size_px is None else f"{self.protocol_hash} at {self.size_px} px"
 
 
@@ -193,8 +168,6 @@ class ImageSet(_Record):
 
 
 class ImageSetResult(MetricValues):
-    """Scores of a set of images against another set."""
-
     images: ImageSet
     reference: ImageSet
     protocol: ImageProtocol
@@ -235,7 +208,7 @@ def write_result(
     per_image: Mapping[str, Sequence[float]] | None = None,
     fence: Fence = OPEN,
 ) -> None:
-    """Write a result. Before the result, write the numbers of each image, by metric, to a second file."""
+    """Write the numbers of each image, by metric, to a second file, then the result."""
     if per_image is not None:
         rounded = {name: [float(f"{value:.7g}") for value in values] for name, values in per_image.items() if values}
         write_checked(file.with_name(PER_IMAGE_FILE), {"metrics": rounded}, fence=fence)
@@ -252,7 +225,7 @@ def read_per_image(file: Path) -> dict[str, list[float]]:
 def write_misread(
     file: Path, prompts: Sequence[str], misread: Sequence[Sequence[Misread]], fence: Fence = OPEN
 ) -> None:
-    """Write the words that a result's preview images got wrong to a second file. Write nothing if no image was read.
+    """Write the words that a result's preview images got wrong to a second file, if any image was read.
 
     An image without wrong words has an empty list.
     """

@@ -62,12 +62,10 @@ def evaluate(
 ) -> EvaluationResult:
     """Score a run's newest checkpoint, an average computed from its snapshots, or the weights kept at `kept_step`.
 
-    `whole_step` is the step of the newest checkpoint, given by a caller that has just verified this checkpoint.
-
-    Protocol settings that were not given are chosen to fit the run's data. Images are generated once; `on_progress`
-    gets the progress. The ranks share the work. The first rank has the numbers, writes the result and broadcasts it. On
-    a CPU, scoring uses the run's number of threads, or `threads`. The `fence` stops writes of a process that has lost
-    the run's lease.
+    A caller that has just verified the newest checkpoint gives its step as `whole_step`. Protocol settings that were
+    not given are chosen to fit the run's data. Images are generated once. The ranks share the work. The first rank has
+    the numbers, writes the result and broadcasts it. On a CPU, scoring uses the run's number of threads, or `threads`.
+    The `fence` stops writes of a process that has lost the run's lease.
     """
     world, record = current(), RunRecord(path)
     plan = record.plan
@@ -135,10 +133,7 @@ def evaluate(
 
 
 def _fit(path: Path, plan: Plan, protocol: Protocol) -> tuple[Protocol, list[str]]:
-    """Fit the protocol to the run's data.
-
-    The first rank makes the choices for all ranks, since other machines may have other encoder weights.
-    """
+    """Fit the protocol on the first rank for all ranks, since other machines may have other encoder weights."""
     world, found = current(), None
     with world.fail_together():
         if world.leads:
@@ -153,10 +148,7 @@ def _fit(path: Path, plan: Plan, protocol: Protocol) -> tuple[Protocol, list[str
 
 
 def _check_readiness(protocol: Protocol, plan: Plan, device: torch.device) -> None:
-    """Raise if the protocol cannot work.
-
-    On each machine, one rank downloads the encoders' weights, and the other ranks then find them.
-    """
+    """Raise if the protocol cannot work. One rank per machine downloads the encoders' weights, for the other ranks."""
     world = current()
     with world.fail_together():
         if world.size > 1 and world.local_rank == 0:

@@ -61,8 +61,7 @@ class Samples:
         """Generate missing images. `on_step` gets the number of images at each sampler step.
 
         Samplings that differ only in their number of images share a folder, since the larger set contains the smaller.
-        The ranks take batches in turn. The batches are the same as in a single process. The first rank writes the
-        shards.
+        The ranks take batches, the same as in one process, in turn. The first rank writes the shards.
         """
         world, sampler = current(), self.sampling.sampler
         if world.leads:
@@ -104,10 +103,7 @@ class Samples:
         return found
 
     def _turns(self, batches: Sequence[tuple[int, int]], ranks: int) -> Iterator[list[tuple[int, int]]]:
-        """Yield groups of batches that are generated at the same time.
-
-        A group has one batch per rank, and all its images have one shape.
-        """
+        """Yield groups of batches of one shape, one batch per rank, that are generated at the same time."""
         for _, alike in groupby(batches, lambda batch: self.shapes[batch[0]] if self.shapes else None):
             some = list(alike)
             yield from (some[at : at + ranks] for at in range(0, len(some), ranks))
@@ -143,16 +139,12 @@ def samples_of(
     weights: str = "",
     shapes: Sequence[Shape] = (),
 ) -> Samples:
-    """Return the samples of a run's step for a sampling. `folder` holds the samples of all samplings.
-
-    `weights` names other weights than the run's default weights.
-    """
+    """Return the samples of a run's step. `folder` holds all samplings; `weights` names other weights than usual."""
     name = f"{samples_hash(sampling, seed, size_px, shapes)}-{step_name(step, weights)}"
     return Samples(folder / name, sampling, tuple(prompts), seed, size_px, tuple(shapes))
 
 
 def sampling_prompts(scored: ScoredData, protocol: Protocol, sampling: Sampling) -> Sequence[str]:
-    """Return one prompt for each image of a sampling."""
     if (file := sampling.prompt_file) is not None:
         return repeat(file.prompts, sampling.per_prompt)
     assert sampling.count is not None
@@ -162,10 +154,7 @@ def sampling_prompts(scored: ScoredData, protocol: Protocol, sampling: Sampling)
 
 
 def sampling_shapes(scored: ScoredData, protocol: Protocol, sampling: Sampling) -> list[Shape]:
-    """Return the shape of each image of a sampling, in the order of its prompts; [] if all images are square.
-
-    Prompts of a file belong to no image, so they have no shape.
-    """
+    """Return each image's shape, in the order of the prompts; [] if all are square, as for prompts of a file."""
     if sampling.count is None or not protocol.shaped:
         return []
     rows = rows_by_shape(held_out(scored, protocol), sampling.count)
@@ -182,7 +171,7 @@ def step_name(step: int, weights: str = "") -> str:
 
 
 def samples_hash(sampling: Sampling, seed: int, size_px: int, shapes: Sequence[Shape] = ()) -> str:
-    """Return a hash of the settings that determine the images, except the prompts, which the shards record.
+    """Return a hash of what determines the images, except the prompts, which the shards record.
 
     If there are several shapes, the hash includes the shape of every image, since the number of images determines their
     order.

@@ -1,6 +1,4 @@
-"""Measure a protocol's metrics on samples and held-out images.
-
-The ranks share the images, and the first rank has the numbers.
+"""Measure a protocol's metrics on samples and held-out images. The first rank has the numbers of all ranks.
 
 N: images, F: size of a feature vector, T: times.
 """
@@ -150,9 +148,9 @@ def _score_copies(card: Scorecard, parts: Model, protocol: Protocol, asked: Aske
 def _pairs_by_shape(
     scored: ScoredData, protocol: Protocol, samples: Samples, fake_NF: Tensor, reference: Reference
 ) -> tuple[dict[str, FeaturePair], list[str]]:
-    """Return, for each shape, the features of samples and of real images with this shape.
+    """Return, for each shape, the features of samples and real images, and the shapes with too few images.
 
-    Also return the shapes with too few images. Both returned values are empty if all images have one shape.
+    Both returned values are empty if all images have one shape.
     """
     if not samples.shapes:
         return {}, []
@@ -169,7 +167,6 @@ def _pairs_by_shape(
 
 
 def shape_name(shape: Shape) -> str:
-    """Return the name of a shape in results: width x height."""
     return f"{shape[1]}x{shape[0]}"
 
 

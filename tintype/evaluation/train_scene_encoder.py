@@ -64,9 +64,7 @@ class TrainedEncoder:
     """The content of the JSON file next to the weights."""
 
     sha256: str
-    """Hash of the weights."""
     command: str
-    """The command that trains the encoder again."""
     seed: int
     steps: int
     batch: int
@@ -163,7 +161,6 @@ def _with_noise(image_BCHW: Tensor, seed: int, index_B: Tensor) -> Tensor:
 
 
 def _targets(scenes: SceneBatch) -> dict[str, Tensor]:
-    """Return the class index of every attribute, by the attribute's name in a reading."""
     objects = {name: vars(scenes)[f"{name}_BP"] for name in OBJECT_VOCABULARY}
     return {**objects, **{name: vars(scenes)[f"{name}_B"] for name in SCENE_VOCABULARY}}
 

@@ -30,7 +30,6 @@ _TELLING = (
     "blocks.0.attention.norm_q.weight",
     "blocks.0.gate_proj.weight",
 )
-"""Tensors from whose shapes the denoiser's sizes are inferred."""
 _OF_A_BLOCK = {
     "attention.img_qkv_proj.weight": "img_qkv_proj.weight",
     "attention.txt_kv_proj.weight": "txt_kv_proj.weight",
@@ -52,7 +51,7 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class PrxConfig(BaseModel):
-    """Settings of the denoiser under tintype's names. If a name differs in diffusers, diffusers' name is an alias.
+    """Settings of the denoiser under tintype's names, with diffusers' different names as aliases.
 
     A config may leave out settings with default values. `to_config` and `from_config` convert between the two forms.
     """
@@ -80,7 +79,6 @@ class PrxConfig(BaseModel):
 
 
 def to_config(model: ModelSettings, channels: int, text_dim: int) -> dict[str, Any]:
-    """Return the arguments of `PRXTransformer2DModel`."""
     axis = model.width // model.heads // 2
     ours = {**plain(model), "channels": channels, "text_dim": text_dim, "axes": [axis, axis]}
     return {field.alias or name: ours[name] for name, field in PrxConfig.model_fields.items()}
@@ -109,8 +107,7 @@ def from_config(stated: Mapping[str, Any], place: str) -> PrxConfig:
 def from_tensors(tensors: Mapping[str, Tensor], channels: int | None, place: str) -> dict[str, Any]:
     """Return the section `model` of a plan, inferred from the shapes of the tensors.
 
-    Shapes only give the product of channels and patch area. So the tokenizer's number of channels must be given as
-    `channels`.
+    Shapes only give the product of channels and patch area, so the tokenizer's `channels` must be given.
     """
     blocks = {int(found[1]) for name in tensors if (found := re.match(r"blocks\.(\d+)\.", name))}
     lacking = [name for name in _TELLING if name not in tensors]
@@ -181,8 +178,7 @@ to_diffusers = partial(_renamed, table={theirs: ours for ours, theirs in _OF_A_B
 def denoiser_in(tensors: Mapping[str, Tensor], weights: str | None, place: str) -> tuple[dict[str, Tensor], str]:
     """Return the denoiser's tensors under diffusers' names, and whether the weights are `raw`, `average` or `unknown`.
 
-    Tensors with the prefix of another network are left out. Unknown tensors are returned, so that a later check refuses
-    them.
+    Tensors with the prefix of another network are left out. Unknown tensors stay, so that a later check refuses them.
     """
     there = [kind for kind, prefix in _TRAINED.items() if any(name.startswith(prefix) for name in tensors)]
     if weights is not None and weights not in (there or [weights]):

@@ -87,8 +87,7 @@ def null_prompt(form: TransformersForm) -> str:
 def mend_config(folder: Path) -> None:
     """Correct the config of a T5Gemma encoder that was saved without its decoder.
 
-    Without the correction, transformers would use the sizes of the 2B model, since it expects a config of encoder and
-    decoder.
+    Otherwise transformers, which expects an encoder and a decoder, would use the sizes of the 2B model.
     """
     import transformers
 
@@ -102,10 +101,7 @@ def mend_config(folder: Path) -> None:
 
 
 def for_pipeline(tokenizer: Tokenizer) -> Any:
-    """Return the autoencoder in fp32.
-
-    The tokenizer's network is changed in place, so load the tokenizer again to use it.
-    """
+    """Return the autoencoder in fp32. The tokenizer's network is changed in place, so load it again for other uses."""
     form = tokenizer.diffusers_form()
     assert form is not None, "the plan's tokenizer says that a pipeline can hold it"
     network, shift_C, scale_C = form.network.float(), form.shift_C, form.scale_C
@@ -134,7 +130,7 @@ def _one(number_C: Tensor) -> float | None:
 
 @torch.no_grad()
 def _folded(network: Any, shift_C: Tensor, scale_C: Tensor) -> Any:
-    """Fold the normalisation into the network. The network then encodes to, and decodes from, (latent - shift) · scale.
+    """Fold the normalisation into the network, which then encodes to, and decodes from, (latent - shift) · scale.
 
     The posterior's standard deviation is scaled by the same factor as its mean.
     """

@@ -23,16 +23,12 @@ _RECIPES = ("pocket-diffusers", "mini-diffusers")
 
 
 def pipeline_for(plan: Plan, run: Path | None = None) -> Pipeline:
-    """Return the pipeline that samples in the same way as tintype; raise if there is none.
-
-    `run` is the folder for the error message.
-    """
+    """Return the pipeline that samples in the same way as tintype; raise if there is none. Errors name `run`."""
     _refuse(plan, plan.tokenizer.pipeline, f"diffusers' {plan.tokenizer.pipeline} cannot hold this run", run)
     return plan.tokenizer.pipeline
 
 
 def holds(plan: Plan) -> bool:
-    """Return whether a run of this plan can be exported as a diffusers pipeline."""
     return not obstacles(plan, plan.tokenizer.pipeline)
 
 
@@ -42,7 +38,6 @@ def check_single_file(plan: Plan, run: Path | None = None) -> None:
 
 
 def obstacles(plan: Plan, form: ExportForm) -> list[Obstacle]:
-    """Return all reasons why a run of the plan cannot be exported in this format."""
     parts = [plan.text, plan.objective, plan.tokenizer, plan.data, plan.captions, plan.optimizer, plan.main_loss]
     every = [*parts, plan.weighting, plan.route, plan.tuning, *plan.losses]
     return [
@@ -69,7 +64,7 @@ def _assignment(name: str, value: object) -> str:
 
 
 def route_obstacles(plan: Plan) -> list[Obstacle]:
-    """Return a reason if the route adds a layer that sampling needs, as SPRINT does.
+    """Return a reason if the route, like SPRINT's, adds a layer that sampling needs.
 
     TREAD adds no such layer, since sampling runs all tokens through all blocks.
     """

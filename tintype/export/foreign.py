@@ -46,15 +46,12 @@ class Foreign:
     tensors: dict[str, Tensor]
     """Tensors of the denoiser, under diffusers' names."""
     weights: str
-    """The kind of weights, which is `raw` or `average`, or `unknown` if it is not stated."""
+    """`raw` or `average`, or `unknown` if the folder does not state the kind."""
     sha256: dict[str, str]
-    """SHA-256 of each weights file."""
     about: Section
     """The record of a tintype export; empty if another tool wrote the folder."""
     config: PrxConfig | None
-    """The transformer's settings; None if there are none."""
     sections: Section
-    """Sections of a plan that follow from the folder."""
 
 
 def read_foreign(place: Path, weights: str | None) -> Foreign:
@@ -130,12 +127,10 @@ def _about(text: str, place: Path) -> Section:
 
 
 def _stated(file: Path) -> Section:
-    """Return the content of a JSON file in the folder; empty if the file does not exist."""
     return json_object(file) if file.is_file() else {}
 
 
 def _recorded(about: Section) -> Section:
-    """Return the sections of a plan in the record of a tintype export."""
     if not about:
         return {}
     named = {key: value for key, value in about["text"].items() if key not in ("dim", "identity")}
@@ -154,10 +149,7 @@ def _recorded(about: Section) -> Section:
 
 
 def _pipeline_sections(place: Path, about: Section) -> Section:
-    """Return the sections of a plan that follow from a pipeline's folder.
-
-    The record of a tintype export takes precedence over them.
-    """
+    """Return a plan's sections that follow from a pipeline's folder, after the record of a tintype export."""
     index = place / "model_index.json"
     if not (stated := _stated(index)):
         return {}

@@ -38,14 +38,10 @@ class ImportedModel:
     plan: Plan
     record: dict[str, Any]
     notes: tuple[str, ...] = ()
-    """Notes for the user."""
 
 
 def import_model(source: Path, out: Path, assignments: Sequence[str] = (), weights: str | None = None) -> ImportedModel:
-    """Import a model as a run.
-
-    After an error, no files remain. `assignments` are settings of the plan, as in `--set`.
-    """
+    """Import a model as a run. After an error, no files remain. `assignments` are settings as in `--set`."""
     refuse_existing(out)
     foreign = read_foreign(source, weights)
     plan = _plan(foreign, assignments)
@@ -71,7 +67,6 @@ def open_model(source: Path, device: str | None = None) -> Model:
 
 
 def _check_parts(foreign: Foreign, parts: Model) -> None:
-    """Raise if the imported weights do not fit the networks of the plan."""
     plan, reads = parts.plan, foreign.tensors.get("txt_in.weight")
     if reads is not None and reads.shape[-1] != parts.text.dim:
         raise UserError(
@@ -174,7 +169,6 @@ def _cleaning_notes(foreign: Foreign, text: TextPart) -> Iterator[str]:
 
 
 def _record(foreign: Foreign, plan: Plan) -> dict[str, Any]:
-    """Return the record of the imported weights' origin."""
     about = {key: foreign.about[key] for key in ("plan", "step", "tintype") if key in foreign.about}
     return {
         "source": str(foreign.place.absolute()),

@@ -25,7 +25,6 @@ MANIFEST = "manifest.json"
 _LAST = ("result.json", "results.json")
 """Files that are copied last, since their content depends on other files."""
 _STEP = re.compile(r"step-\d{9}")
-"""The name of a checkpoint's folder."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +48,8 @@ class Mirrored:
     copied: int = 0
     copied_bytes: int = 0
     there: int = 0
-    """Number of files that the target already had."""
     gone: int = 0
-    """Number of units that were removed from the source during the copy.
-
-    For example, training removes old checkpoints.
-    """
+    """Number of units that vanished from the source during the copy. For example, training removes old checkpoints."""
     damaged: dict[str, str] = field(default_factory=dict)
     """Units that were not copied, each with the reason."""
 
@@ -62,8 +57,7 @@ class Mirrored:
 def units_of(sizes: Mapping[str, int]) -> list[Unit]:
     """Return the units to copy, in order.
 
-    Logs come after checkpoints, since a checkpoint records the number of log lines. A checkpoint without a manifest is
-    incomplete and is left out.
+    Logs come after checkpoints, which record the number of log lines. A checkpoint without a manifest is left out.
     """
     folders = {_parent(name) for name in sizes if name.endswith(f"/{MANIFEST}")}
     found = []
@@ -77,10 +71,7 @@ def units_of(sizes: Mapping[str, int]) -> list[Unit]:
 
 
 def mirror(source: Place, target: Place, on_files: Callable[[int, int], None] = lambda done, total: None) -> Mirrored:
-    """Copy the files that the target lacks.
-
-    `on_files` gets the number of finished files and the number of all files.
-    """
+    """Copy the files that the target lacks. `on_files` gets the number of finished files, and of all files."""
     units = units_of(source.sizes())
     if not units:
         raise UserError(f"{source.address} has no files to copy", "give the folder of a study or a run")
@@ -125,7 +116,6 @@ def _copy(unit: Unit, source: Place, target: Place, scratch: Path, counts: Mirro
 
 
 def _named(unit: Unit, source: Place, scratch: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file in a checkpoint's manifest."""
     if not unit.folder:
         return {}
     copy = scratch / "named"

@@ -40,8 +40,6 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 
 @dataclass(frozen=True)
 class CardOptions:
-    """Options of a card, such as facts about the model that the record of its run does not contain."""
-
     license: str | None = None
     library: Library = "tintype"
     name: str | None = None
@@ -53,10 +51,7 @@ class CardOptions:
     with_captions: bool = False
     """Whether to show a store's captions next to the samples. Captions of scenes are always shown."""
     weights: str | None = None
-    """The kind of weights (raw or average) whose scores the card shows.
-
-    The default is the kind that is used for sampling.
-    """
+    """The kind of weights (raw or average) whose scores the card shows, by default the kind used for sampling."""
     exported: Mapping[str, Any] = field(default_factory=dict)
     """The record of the exported model, if the card is in the folder of an exported model."""
 
@@ -151,7 +146,6 @@ def _warnings(record: CardRecord, options: CardOptions) -> Iterator[str]:
 
 
 def _metadata(record: CardRecord, options: CardOptions, title: str) -> ModelCardData:
-    """Return the metadata at the top of the card, which the hub reads."""
     hub = record.origin.hub if record.origin else None
     results = list(_results(record))
     return ModelCardData(
@@ -237,10 +231,7 @@ def _checkpoints(value: Json, where: str = "") -> Iterator[tuple[str, str]]:
 
 
 def described(part: Part, without: Container[str] = ()) -> str:
-    """Return the description that a part gives of itself.
-
-    If the part gives no description, return its settings as text.
-    """
+    """Return the description that a part gives of itself, else its settings as text."""
     return part.describe() or listed(part, without)
 
 
@@ -266,7 +257,6 @@ def _words(value: Json) -> str:
 
 
 def value(setting: Json, key: str) -> str:
-    """Return the value of a setting as text. `key` is the setting's dotted path."""
     return _words(redacted(setting, key.rpartition(".")[2]))
 
 

@@ -62,10 +62,10 @@ def _write_plan(plan: Plan, folder: Path) -> None:
 
 
 def _portable(value: Any) -> Any:
-    """Return settings and records without paths of this machine.
+    """Return settings and records without paths of this machine. Relative paths are kept.
 
     The path of a repository in the hub's cache is replaced by the repository's name on the hub. Any other absolute path
-    is replaced by its last component. Relative paths are kept.
+    is replaced by its last component.
     """
 
     def change(text: str, key: str) -> str:
@@ -77,10 +77,7 @@ def _portable(value: Any) -> Any:
 
 
 def _copied(part: Part, folder: Path, name: str) -> dict[str, str]:
-    """Copy a part's pretrained weights from this machine into the folder.
-
-    Return the setting that refers to the copy.
-    """
+    """Copy a part's pretrained weights from this machine into the folder; return the setting that names the copy."""
     found = part.local_files()
     if found is None:
         return {}
@@ -97,10 +94,7 @@ def _copied(part: Part, folder: Path, name: str) -> dict[str, str]:
 
 
 def _write_records(run: Path, folder: Path) -> None:
-    """Write the records of the run's origin.
-
-    They have the identities of loaded parts, the source of the initial weights, and the size.
-    """
+    """Write the identities of loaded parts, the source of the initial weights, and the size."""
     source, target = RunRecord(run), RunFolder(folder)
     for name in MADE_OF:
         if content := source.read(name):

@@ -31,9 +31,7 @@ STEPS = 8
 
 @dataclass(frozen=True)
 class Figure:
-    """The largest differences over all prompts, in latents (standard deviation about 1) and in images with values in
-    [0, 1].
-    """
+    """The largest differences over all prompts, in latents (standard deviation about 1) and in images in [0, 1]."""
 
     guidance: float
     latents: float
@@ -48,10 +46,7 @@ def open_pipeline(folder: Path, about: dict[str, Any]) -> Any:
 
 
 def measure(parts: Model, folder: Path, about: dict[str, Any], steps: int = STEPS) -> list[Figure]:
-    """Compare the images of the loaded `parts` with the images of the pipeline.
-
-    tintype and the pipeline compute in fp32, whatever the plan says.
-    """
+    """Compare the images of the loaded `parts` and of the pipeline, both in fp32, whatever the plan says."""
     exact = replace(parts, plan=parts.plan.model_copy(update={"precision": PrecisionSettings(compute="fp32")}))
     with quiet("diffusers", "transformers"):
         pipe = open_pipeline(folder, about)
@@ -82,7 +77,6 @@ def _figure(parts: Model, pipe: Any, about: dict[str, Any], guidance: float, ste
 
 @torch.no_grad()
 def embedded(pipe: Any, prompt: str, negative: str) -> dict[str, Tensor]:
-    """Return the embeddings of prompt and negative prompt as arguments of the pipeline."""
     length = pipe.config.get("prompt_max_tokens") or pipe.tokenizer.model_max_length
     read = pipe.tokenizer(
         [prompt, negative], padding="max_length", max_length=length, truncation=True, return_tensors="pt"

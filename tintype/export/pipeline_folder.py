@@ -1,5 +1,4 @@
-"""Implement `tintype export --to diffusers`: write a folder that `PRXPipeline` or `PRXPixelPipeline` opens without
-tintype.
+"""Implement `tintype export --to diffusers`: a folder that `PRXPipeline` or `PRXPixelPipeline` opens alone.
 
 Where possible, the folder's settings remove differences between the pipeline and training. For all other differences,
 `tintype.json` in the folder has arguments for the call of the pipeline.
@@ -60,13 +59,12 @@ def export_pipeline(run: Path, out: Path, options: ExportOptions = USUAL) -> Exp
 def timesteps(steps: int, shift: float) -> list[float]:
     """Return the timesteps of tintype's sampling grid, for a scheduler with shift 1.
 
-    The timesteps are passed to the pipeline, since the last step of diffusers' own grid is almost 0.
+    The pipeline gets them as an argument, since the last step of diffusers' own grid is almost 0.
     """
     return [t * TRAIN_TIMESTEPS for t in sampling_times(steps, shift)[:-1]]
 
 
 def sampling_shift(plan: Plan) -> float:
-    """Return the shift of the sampling grid for the size of the training images."""
     rows, columns = plan.token_grid
     return plan.sampling.shift_at(rows * columns, plan.token_numbers)
 

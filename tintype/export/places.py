@@ -59,18 +59,13 @@ class Place(Protocol):
         """Return the SHA-256 of a file in this place; empty if the file is missing or its SHA-256 is unknown."""
 
     def write(self, content: Mapping[str, tuple[Path, str]], folder: str = "") -> None:
-        """Write files in the given order. Each name is mapped to a local path and a SHA-256.
-
-        With `folder`, all files appear in this folder at the same time.
-        """
+        """Write files in this order, from a local path with its SHA-256. With `folder`, all files appear at once."""
 
     def writing(self) -> Any:
         """Return a context that yields a scratch folder for the files that will be written."""
 
 
 class Folder:
-    """A folder of this machine."""
-
     moves = True
 
     def __init__(self, path: Path) -> None:
@@ -186,10 +181,7 @@ class ObjectStore:
                 self._save_index()
 
     def _forget(self, names: Sequence[str], folder: str) -> None:
-        """Remove files from the index before they are overwritten.
-
-        Remove a checkpoint's manifest before the checkpoint changes.
-        """
+        """Remove files from the index before they are overwritten, and a manifest before its checkpoint changes."""
         known = [name for name in names if self._index.pop(name, None) is not None]
         if known:
             self._save_index()
@@ -250,7 +242,6 @@ class ObjectStore:
 
 
 def open_place(address: str) -> Place:
-    """Return the folder or the object store's prefix at an address."""
     protocol, found, rest = address.partition("://")
     if _LOGIN.search(address):
         raise UserError(
@@ -270,10 +261,7 @@ def open_place(address: str) -> Place:
 
 
 def is_wanted(name: str) -> bool:
-    """Return whether a file belongs to the content of a study or run.
-
-    Leases, locks and temporary files do not belong to it.
-    """
+    """Return whether a file belongs to a study's or run's content, unlike leases, locks and temporary files."""
     parts = name.split("/")
     return not any(part.startswith((".", "damaged-")) or part == "leases" for part in parts)
 
@@ -284,9 +272,7 @@ def is_safe(name: str) -> bool:
 
 
 def without_secrets(text: str) -> str:
-    """Return the text without logins in addresses, and without the values of environment variables that hold
-    credentials.
-    """
+    """Return the text without logins in addresses, and without environment variables' credentials."""
     text = _LOGIN.sub("(login)@", text)
     secrets = [value for name, value in os.environ.items() if _SECRET.search(name) and len(value) >= 8]
     for secret in sorted(secrets, key=len, reverse=True):

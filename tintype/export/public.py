@@ -27,10 +27,7 @@ _WRITTEN_TO = frozenset({"latents_folder"})
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _MEANINGFUL = re.compile(r"[\\`*|~]|(?<!\w)_|_(?!\w)|^[#+=-]|(?<=^\d)[.)](?= |$)|(?<=^\d\d)[.)](?= |$)")
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "[": "&#91;", "]": "&#93;", "$": "&#36;"}
-"""Characters that become HTML entities, such as brackets and dollars.
-
-The hub would read them as mathematics after a backslash.
-"""
+"""Characters that become HTML entities. After a backslash, the hub would read them as mathematics."""
 
 
 def one_line(value: object) -> str:
@@ -42,8 +39,7 @@ def one_line(value: object) -> str:
 def escape(value: object) -> Markup:
     """Return one line of Markdown that shows the text literally, also in a table cell.
 
-    A card's template passes every printed value to this function. Markdown that tintype itself writes is `Markup`, and
-    is not escaped.
+    A card's template passes every value to this function, except tintype's own Markdown, which is `Markup`.
     """
     if isinstance(value, Markup):
         return value
@@ -65,7 +61,6 @@ def redacted(value: Json, key: str = "") -> Json:
 
 
 def changed(value: Json, change: Callable[[str, str], str], key: str = "") -> Json:
-    """Return settings with every text replaced by `change(text, key)`."""
     if isinstance(value, Mapping):
         return {name: changed(inner, change, str(name)) for name, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -34,8 +34,6 @@ _PICKLE_STARTS = frozenset(bytes([0x80, protocol]) for protocol in range(2, 6))
 
 @dataclass(frozen=True)
 class Upload:
-    """The files of a folder that are uploaded, and the files that are left out."""
-
     folder: Path
     files: tuple[str, ...]
     left_out: tuple[str, ...]
@@ -104,10 +102,9 @@ def collect(folder: Path, repo: str = "OWNER/NAME") -> Upload:
 
 
 def push(folder: Path, repo: str, consent: Consent, *, private: bool = False) -> Pushed | None:
-    """Upload the folder to a repository, which is created if it does not exist.
+    """Upload the folder to a repository, which is created if missing. Return None if the user does not consent.
 
-    Return None if the user does not consent. An existing repository keeps its visibility. With `private`, an existing
-    public repository raises an error.
+    An existing repository keeps its visibility. With `private`, an existing public repository raises an error.
     """
     upload = collect(folder, repo)
     api, destination = log_in(repo, private=private)
@@ -176,8 +173,8 @@ def _is_pickle(path: Path) -> bool:
 def _explained(api: HfApi, repo: str) -> Iterator[None]:
     """Turn errors of the hub and of the connection into a `UserError` whose message does not contain the token.
 
-    `_HTTP_ERROR` is the base class of all errors of huggingface_hub's HTTP client. A failed upload thread raises a
-    RuntimeError. A malformed response or card raises a ValueError.
+    `_HTTP_ERROR` is the base class of huggingface_hub's HTTP errors. A failed upload thread raises a RuntimeError. A
+    malformed response or card raises a ValueError.
     """
     try:
         yield
@@ -200,7 +197,6 @@ def _explained(api: HfApi, repo: str) -> Iterator[None]:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield the error and all its causes."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

@@ -27,14 +27,11 @@ from tintype.train.record import RunRecord, is_run
 _IN_CACHE = re.compile(r"models--([\w.-]+?)--([\w.-]+)/snapshots/([0-9a-f]{40})(?:/|$)", re.ASCII)
 """Matches a folder in huggingface_hub's download cache."""
 Record: TypeAlias = Mapping[str, Any]
-"""A record as JSON, as it is stored in a run's folder."""
 _OF_THE_ORIGIN = ("started-from", "imported")
 
 
 @dataclass(frozen=True)
 class Source:
-    """One source of training images."""
-
     data: DataPart
     share: str
     """Share of the batches, as text; empty if there is only one source."""
@@ -54,7 +51,6 @@ class Evaluation:
 
     @property
     def shown(self) -> dict[str, Definition]:
-        """Return the metrics of the result, with their definitions."""
         return {name: meaning for name, meaning in self.meanings.items() if name in self.result.metrics}
 
     def count(self, metric: str) -> int | str | None:
@@ -63,9 +59,7 @@ class Evaluation:
         return "all prompts of its file" if meaning.sampling and meaning.count is None else meaning.count
 
     def interval(self, metric: str) -> tuple[float, float] | None:
-        """Return the 95% interval of a metric; None if all images have the same score and the interval's width is
-        zero.
-        """
+        """Return the 95% interval of a metric; None if all images have the same score."""
         low, high = self.result.intervals.get(metric, (0.0, 0.0))
         return (low, high) if high > low else None
 
@@ -116,7 +110,6 @@ def hub_place(path: str) -> str:
 
 
 def read_origin(run: RunRecord) -> Origin | None:
-    """Return the origin of a run's initial weights; None if the run began with random weights."""
     runs: list[Record] = []
     found: Record | None = run.lineage
     imported: Record | None = run.imported
@@ -148,7 +141,6 @@ class CardRecord:
     """Number of evaluations at earlier steps or with other weights."""
     baseline: Baseline | None
     origin: Origin | None
-    """Origin of the initial weights; None if the run began with random weights."""
 
     @property
     def events(self) -> Mapping[str, int]:
@@ -175,7 +167,6 @@ class CardRecord:
 
     @property
     def sources_read(self) -> dict[str, Source]:
-        """Return the sources from which training has read images."""
         return {name: source for name, source in self.sources.items() if source.images is not None}
 
     @property
@@ -210,9 +201,8 @@ def read_record(
 ) -> CardRecord:
     """Collect the record of a run.
 
-    With `ema_length`, the card shows the scores of a weight average of this length, computed from snapshots. Otherwise,
-    the card shows the scores of the checkpoint's weights. With `weights` (raw or average), scores of other weights are
-    left out.
+    The card shows the scores of the checkpoint's weights or, with `ema_length`, of an average computed from snapshots.
+    With `weights` (raw or average), scores of other weights are left out.
     """
     run = RunRecord(path)
     plan, step, origin = run.plan, run.whole_step or run.logged_step, read_origin(run)
@@ -240,10 +230,9 @@ def read_record(
 
 
 def _study_baseline(run: RunRecord) -> Baseline | None:
-    """Return the baseline of the run's study.
+    """Return the baseline of the run's study, of several the one whose plan is nearest to the run's plan.
 
-    If there are several baselines, choose the baseline whose plan is nearest to the run's plan. A study has one
-    baseline for each resolution.
+    A study has one baseline for each resolution.
     """
     if (study := run.study) is None:
         return None

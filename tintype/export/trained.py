@@ -41,8 +41,6 @@ _ALONE = ("architecture", "plan", "step", "weights", "dtype", "prediction")
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """Options that exports in all formats have in common."""
-
     weights: Weights | None = None
     """The kind of weights to export. The default is the weight average, if the run has one."""
     dtype: Dtype = "fp32"
@@ -61,7 +59,6 @@ class Trained:
     weights: str
     """The kind of weights, raw or average. For a weight average of another length, its description."""
     average: Reconstruction | None = None
-    """A weight average of another length than the checkpoint's, if one was requested."""
 
     @property
     def words(self) -> str:
@@ -73,7 +70,6 @@ class Trained:
         return self.parts.plan
 
     def denoiser(self, dtype: Dtype) -> dict[str, Tensor]:
-        """Return the denoiser's tensors under tintype's names, which diffusers uses too."""
         tensors = self.stored(self.parts.denoiser, dtype)
         channels, text_dim = self.parts.tokenizer.channels, self.parts.text.dim
         check_tensors(tensors, self.plan.model, channels, text_dim, "the run")
@@ -90,10 +86,7 @@ class Trained:
         return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
     def about(self, dtype: Dtype) -> dict[str, Any]:
-        """Return the record of the weights' origin and of the inputs that the model expects.
-
-        The record has no local paths.
-        """
+        """Return the record, without local paths, of the weights' origin and of the inputs that the model expects."""
         plan, size = self.plan, self.plan.tokenizer.compression
         tuned = {} if plan.tuning is None else {"tuned": plan.tuning.kind}
         sized = {"channels": size.channels, "stride_px": size.stride_px, **tuned}
@@ -118,10 +111,7 @@ class Trained:
 
 
 def load_trained(run: Path, weights: Weights | None, ema_length: float | None = None) -> Trained:
-    """Load the newest good weights of a run. By default, this is the weight average if the run has one.
-
-    With `ema_length`, load a weight average of this length instead.
-    """
+    """Load a run's newest good weights, by default the average if there is one, or the average of `ema_length`."""
     record = RunRecord(run)
     plan = record.plan
     if about := record.about:
@@ -157,7 +147,6 @@ class Exported:
     path: Path
     about: dict[str, Any]
     warnings: tuple[str, ...] = ()
-    """Warnings that were raised while the card was written."""
 
 
 def export_file(run: Path, out: Path, options: ExportOptions = USUAL) -> Exported:

@@ -1,4 +1,4 @@
-"""Rectified flow, with its path, density of t, objectives, main loss, weightings, routes, samplers and guidance.
+"""Rectified flow: path, density of t, objectives, main loss, weightings, routes, samplers and guidance.
 
 All kinds of a seam are listed here. A new kind is a file, a line in a table, and a test.
 """

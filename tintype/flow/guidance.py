@@ -35,10 +35,7 @@ class Branches(Protocol):
         """Return the velocities with and without the caption, computed in one batch."""
 
     def captioned_sparse(self, share: float) -> VelocityFn:
-        """Return the velocity with the caption, while this share of the tokens skips blocks.
-
-        The same tokens skip blocks at every t.
-        """
+        """Return the velocity with the caption, while this share of the tokens, the same at every t, skips blocks."""
 
     def null_shallow(self, x_t_BCHW: Tensor, t: float) -> Tensor:
         """Return the velocity without the caption, while all tokens skip the blocks of the route."""
@@ -85,14 +82,12 @@ class GuidancePart(Part):
         return None
 
     def pair(self, branches: Branches) -> PairFn:
-        """Return the function that computes the strong and the weak velocity."""
         raise NotImplementedError
 
     def build(self, branches: Branches, bias: VelocityBias | None = None) -> VelocityFn:
-        """Return the guided velocity.
+        """Return the guided velocity, and remove the bias once from it.
 
-        The bias is removed once, from the guided velocity. The correction of the guided velocity is exact, since the
-        correction is affine and the weights of the two velocities sum to one.
+        This is exact, since the correction is affine and the weights of the two velocities sum to one.
         """
         pair = self.pair(branches)
 
@@ -199,10 +194,7 @@ Guidance = Annotated[GuidancePart, OneOf(GUIDANCES, "classifier-free"), BeforeVa
 
 @dataclass(frozen=True)
 class VelocityBias:
-    """The bias that training leaves in the velocity v.
-
-    The unbiased velocity is (v - strength mean) / (1 - strength).
-    """
+    """The bias that training leaves in velocity v. The unbiased velocity is (v - strength mean) / (1 - strength)."""
 
     strength: float
     mean_CHW: Tensor

@@ -45,10 +45,7 @@ class ImmiscibleSettings(NoisePart):
 
 @dataclass(frozen=True)
 class Immiscible:
-    """An objective that uses, for each sample, the nearest of several noises.
-
-    In all other respects, it equals the wrapped objective.
-    """
+    """An objective like the wrapped one, but with the nearest of several noises for each sample."""
 
     objective: Objective
     candidates: int
@@ -76,8 +73,6 @@ class Immiscible:
 
 @dataclass(frozen=True)
 class ChosenNoise(Draws):
-    """A batch's random draws, in which the path's noise is fixed."""
-
     noise_BCHW: Tensor
 
     def normal(self, stream: str, shape: tuple[int, ...] = ()) -> Tensor:
@@ -85,10 +80,7 @@ class ChosenNoise(Draws):
 
 
 def nearest_noise(x_BCHW: Tensor, draws: Draws, candidates: int, noise_scale: float = 1.0) -> Tensor:
-    """Return, for each sample, the nearest of its candidate noises; on a tie, the first.
-
-    The distance is measured before the path scales the noise.
-    """
+    """Return the nearest candidate noise, on a tie the first. The path has not yet scaled the noises."""
     nearest_BCHW = draws.normal(NOISE, tuple(x_BCHW.shape[1:]))
     least_B = _distance2(x_BCHW, scaled(nearest_BCHW, noise_scale))
     for index in range(1, candidates):

@@ -75,8 +75,8 @@ class TimePart(Part):
     def quantile(self, value: Tensor, choice: Tensor) -> Tensor:
         """Return t from two uniform float64 numbers.
 
-        `value` is the quantile of t; `choice` selects a component of the mixture. A mixture has two components. If
-        `choice` is below `uniform_share`, the first component is selected. `mean_of` integrates over both components.
+        `value` is the quantile of t. `choice` selects a mixture's first component if it is below `uniform_share`.
+        `mean_of` integrates over both.
         """
         raise NotImplementedError
 
@@ -85,10 +85,7 @@ class TimePart(Part):
         return self.quantile(value, choice).float().clamp(self.lowest, 1 - 2**-24)
 
     def mean_of(self, function: Callable[[Tensor], Tensor]) -> float:
-        """Return the mean of a function of t.
-
-        The mean is integrated over the inputs of `quantile` by the midpoint rule, in float64.
-        """
+        """Return the mean of a function of t, integrated over `quantile`'s inputs by the midpoint rule, in float64."""
         value = (torch.arange(_NODES, dtype=torch.float64) + 0.5) / _NODES
         choices = (torch.full_like(value, choice) for choice in (0.0, 1.0))
         uniform, other = (function(self.quantile(value, choice)).mean() for choice in choices)
@@ -107,7 +104,6 @@ class _ByResolution:
     tokens: int
     """Number of tokens at the data's own size. `draw` and `mean_of` use this number."""
     token_numbers: int | None = None
-    """Number of values per token."""
 
     def at(self, height: int, width: int) -> TimePart:
         return self._at_tokens((height // self.patch) * (width // self.patch))

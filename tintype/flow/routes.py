@@ -1,7 +1,6 @@
-"""Base class of routes around a range of blocks.
+"""Base class of routes around a range of blocks: range, schedule, and random choice of kept tokens.
 
-The base class defines the range, its schedule, and the random choice of kept tokens. B: samples, L: tokens, K: kept
-tokens.
+B: samples, L: tokens, K: kept tokens.
 """
 
 from __future__ import annotations
@@ -49,7 +48,6 @@ class RouteOptions(Settings):
     )
 
     def resolved(self, plan: PlanView) -> Plain:
-        """Return the settings of a part, with blocks and steps as integers."""
         depth, steps = plan.model.depth, plan.train.steps
         usual = usual_range(depth)
         first = usual[0] if self.first is None else _block(self.first, depth)
@@ -60,10 +58,7 @@ class RouteOptions(Settings):
         return {**own, "first": first, "last": last, "schedule": schedule, "dense": self.dense == 1}
 
     def _first_dense_step(self, steps: int) -> int:
-        """Return the first step at which no token skips blocks.
-
-        At least one step comes before this step. The last step is always dense.
-        """
+        """Return the first step at which no token skips blocks: at least 1, and at most the last step."""
         first = min(steps - 1, round(steps * (1 - self.dense)))
         if first < 1:
             raise UserError(
@@ -78,10 +73,7 @@ def _block(block: int | float, depth: int) -> int:
 
 
 def usual_range(depth: int) -> tuple[int, int]:
-    """Return the first and the last block of PRX's range, counted from 1.
-
-    The range is 3 to 13 of 16, scaled to this depth.
-    """
+    """Return PRX's first and last block, counted from 1: 3 to 13 of 16, scaled to this depth."""
     first = min(depth, max(2, round(depth / 8) + 1))
     return first, max(first, round(depth * 13 / 16))
 
@@ -121,7 +113,6 @@ class RangePart(RoutePart):
             )
 
     def is_sparse(self, step: int) -> bool:
-        """Return whether tokens skip blocks at this step."""
         return not self.dense and self.schedule.factor(step) > 0
 
     def sparse_blocks(self, step: int) -> range:

@@ -120,9 +120,7 @@ class Sprint(nn.Module):
     def fuse(
         self, whole_BLD: Tensor, deep_BKD: Tensor, kept_BK: Tensor | None, dropped_B: Tensor | None = None
     ) -> Tensor:
-        """Combine the tokens from before the sparse blocks (`whole_BLD`) with the kept tokens after these blocks
-        (`deep_BKD`).
-        """
+        """Combine the tokens from before the sparse blocks (`whole_BLD`) with those kept after them (`deep_BKD`)."""
         mask_D = self.mask_D.to(deep_BKD.dtype)
         deep_BLD = deep_BKD
         if kept_BK is not None:

@@ -1,7 +1,4 @@
-"""The densities from which training draws t.
-
-Each is given by its inverse distribution function, without rejection sampling.
-"""
+"""The densities from which training draws t, given by inverse distribution functions, without rejection sampling."""
 
 from __future__ import annotations
 

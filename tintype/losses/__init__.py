@@ -1,7 +1,4 @@
-"""Losses in addition to the objective's loss.
-
-Each loss has a module with its settings, and a table lists all losses.
-"""
+"""Losses in addition to the objective's loss, with a module for each, and a table of all."""
 
 from tintype.losses.attention import AttentionSettings
 from tintype.losses.class_token import ClassTokenSettings

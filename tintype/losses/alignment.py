@@ -37,10 +37,7 @@ class AlignmentOptions(Settings):
     cache: CacheKind = Field("none", description="Where the teacher's tokens are cached in fp16; none: no cache")
 
     def resolved(self, plan: PlanView) -> Plain:
-        """Return the settings with the block filled in.
-
-        The default is the middle block, which is block 8 of 16 as in PRX and REPA.
-        """
+        """Return the settings with the block filled in: by default the middle block, 8 of 16 as in PRX and REPA."""
         block = (plan.model.depth + 1) // 2 if self.block is None else self.block
         return {**dict(self), "block": block}
 
@@ -59,7 +56,6 @@ class AlignmentPart(AlignmentOptions, LossPart):
 
 
 def check_block(kind: str, block: int, plan: PlanView) -> None:
-    """Raise ValueError if the denoiser has no such block."""
     depth = plan.model.depth
     if not 1 <= block <= depth:
         raise ValueError(
@@ -122,10 +118,7 @@ class AlignmentTerm(nn.Module, LossTerm):
         return self._teachers[grid]
 
     def _cache(self, grid: Grid) -> TeacherCache:
-        """Return the teacher's cached tokens for a grid.
-
-        All shapes of the data share one cache. Each stage of a training with several resolutions has its own cache.
-        """
+        """Return the teacher's cached tokens. All shapes of the data share one cache; each stage has its own."""
         if grid in self._caches:
             return self._caches[grid]
         context, kind = self._context, self._settings.cache
@@ -143,7 +136,7 @@ class AlignmentTerm(nn.Module, LossTerm):
 
     @property
     def _stage_key(self) -> str:
-        """Return the cache key for the images of an earlier stage, which are smaller than the images of the last stage.
+        """Return the cache key for the smaller images of an earlier stage.
 
         The data's key and the grid alone would be the same for different stages. So the key includes the grids of all
         stages, which determine the grid of each image in this stage.
@@ -155,9 +148,7 @@ class AlignmentTerm(nn.Module, LossTerm):
         return self.aligned(inputs.output, inputs.seen, inputs.image_BCHW)
 
     def aligned(self, output: Output | Tapped, seen_BLT: Tensor | None, image_BCHW: Tensor | None) -> Tensor:
-        """Return each sample's loss, from features of the denoiser and from the teacher's tokens that `look`
-        returned.
-        """
+        """Return each sample's loss, from the denoiser's features and the teacher's tokens that `look` returned."""
         (block,) = self.taps
         if seen_BLT is None or image_BCHW is None:
             raise RuntimeError(f"{self._settings.kind}: call look() before loss()")
@@ -171,7 +162,6 @@ class AlignmentTerm(nn.Module, LossTerm):
         return in_fp32(self.projector, token_BKD)
 
     def compare(self, projected_BKT: Tensor, teacher_BLT: Tensor, kept_BK: Tensor | None) -> Tensor:
-        """Return the loss of each sample."""
         if kept_BK is not None:
             teacher_BLT = teacher_BLT.gather(1, kept_BK[:, :, None].expand(-1, -1, teacher_BLT.shape[2]))
         return minus_mean_cosine(projected_BKT, teacher_BLT)

@@ -109,7 +109,6 @@ class ClassTokenTerm(LossTerm):
 
 
 def class_noise(draws: Draws, width: int) -> Tensor:
-    """Return the noise [B, T] of the class tokens."""
     return draws.normal(CLASS_TOKEN, (width,))
 
 

@@ -54,9 +54,7 @@ class DiscriminatorSettings(Settings):
         return self.weight > 0 and step >= self.start_step
 
     def check(self, size_px: int, steps: int, size_setting: str, where: str = "") -> None:
-        """Raise ValueError if images are too small for the discriminator, or if training ends before the
-        discriminator's first step.
-        """
+        """Raise ValueError if images are too small, or if training ends before the discriminator's first step."""
         if self.weight and size_px < SMALLEST_PX:
             raise ValueError(
                 f"{where}adversarial: the discriminator needs {size_setting} of at least {SMALLEST_PX}, but it "
@@ -77,10 +75,7 @@ class DiscriminatorSettings(Settings):
 
 
 class Discriminator(nn.Module):
-    """Maps images in [-1, 1] to one logit for each patch of 70 × 70 px.
-
-    A high logit means that the patch looks real.
-    """
+    """Maps images in [-1, 1] to one logit per patch of 70 × 70 px. A high logit means that the patch looks real."""
 
     def __init__(self, width: int = 64) -> None:
         super().__init__()
@@ -103,18 +98,12 @@ class Discriminator(nn.Module):
         return logit_B1HW.float()
 
     def generator_loss(self, seen_BCHW: Tensor) -> Tensor:
-        """Return the loss that the decoder minimises.
-
-        The loss's gradient reaches the images, but not this module's parameters.
-        """
+        """Return the decoder's loss. Its gradient reaches the images, but not this module's parameters."""
         frozen = {name: parameter.detach() for name, parameter in self.named_parameters()}
         return generator_hinge(functional_call(self, frozen, (seen_BCHW,)))
 
     def discriminator_loss(self, seen_BCHW: Tensor, true_BCHW: Tensor) -> Tensor:
-        """Return the loss that this module minimises.
-
-        The loss's gradient reaches this module's parameters, but not the images.
-        """
+        """Return this module's loss. Its gradient reaches this module's parameters, but not the images."""
         return discriminator_hinge(self(seen_BCHW.detach()), self(true_BCHW.detach()))
 
 
@@ -123,8 +112,5 @@ def generator_hinge(seen_logit: Tensor) -> Tensor:
 
 
 def discriminator_hinge(seen_logit: Tensor, true_logit: Tensor) -> Tensor:
-    """Return the hinge loss.
-
-    The hinge loss is zero if all logits of real images are at least 1, and all logits of generated images at most -1.
-    """
+    """Return the hinge loss: zero if all logits of real images are at least 1, and of generated ones at most -1."""
     return 0.5 * (relu(1.0 - true_logit).mean() + relu(1.0 + seen_logit).mean())

@@ -43,7 +43,6 @@ class DispersiveOptions(Scheduled):
     )
 
     def resolved(self, plan: PlanView) -> Plain:
-        """Return the settings with the block as an integer."""
         block = max(1, round(plan.model.depth / 4)) if self.block is None else self.block
         return {**dict(self), "block": block}
 
@@ -89,10 +88,9 @@ class Dispersive(LossTerm):
 
 
 def dispersive_loss(feature_BF: Tensor, temperature: float, world: World) -> Tensor:
-    """Return the loss over the samples of all ranks. The loss is equal on every rank.
+    """Return the loss over the samples of all ranks, equal on every rank. A rank computes its own samples' rows.
 
-    A rank computes the rows of its own samples. The mean of all samples is subtracted from the features. The
-    subtraction does not change distances, and improves the precision.
+    Subtracting the mean of all samples from the features keeps distances, and improves the precision.
     """
     feature_BF = feature_BF if feature_BF.dtype == torch.float64 else feature_BF.float()
     feature_NF = world.all_gather_tensor(feature_BF)

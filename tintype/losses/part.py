@@ -22,8 +22,6 @@ class Scheduled(Settings):
 
 
 class PlanView(part.PlanView, Protocol):
-    """The parts of a plan that losses can read."""
-
     @property
     def data(self) -> DataPart: ...
     @property
@@ -50,7 +48,6 @@ class LossPart(Scheduled, Part):
         return self.weight * self.schedule.factor(step)
 
     def check(self, plan: PlanView) -> None:
-        """Raise ValueError if the plan cannot use this term."""
         if not any(self.schedule.factors_in(plan.train.steps)):
             raise ValueError(
                 f"{self.kind}: the weight of this loss is 0 at every step: its schedule is "
@@ -62,8 +59,7 @@ class LossPart(Scheduled, Part):
     def velocity_bias(self, last_step: int) -> float:
         """Return λ if this term biases the trained velocity to (E[v | x_t] - λ m) / (1 - λ), otherwise 0.
 
-        Here, m is the mean target velocity. The setting `unbias` of guidance removes the bias for the sum of λ over all
-        terms.
+        Here, m is the mean target velocity. Guidance's `unbias` removes the bias for the sum of λ over all terms.
         """
         return 0.0
 

@@ -22,10 +22,7 @@ from tintype.seams import LossContext, LossInputs, LossTerm
 
 
 class Distance(Protocol):
-    """Distance of each (predicted, true) pair of images in [-1, 1], in fp32.
-
-    A pair's distance does not depend on other pairs.
-    """
+    """Distance of each (predicted, true) pair of images in [-1, 1], in fp32, independent of other pairs."""
 
     @property
     def identity(self) -> str:
@@ -55,10 +52,7 @@ class PerceptualPart(LossPart):
     )
 
     def identity(self, weights: str) -> str:
-        """Return the identity of a network.
-
-        The identity consists of the digest of the weights, and of the settings that change the output.
-        """
+        """Return the digest of the weights, and of the settings that change the output."""
         how = [*(["bf16"] if self.compute == "bf16" else []), *(["compiled"] if self.compile else [])]
         return " ".join([weights, *how])
 
@@ -76,7 +70,6 @@ class PerceptualPart(LossPart):
             )
 
     def load(self, device: torch.device) -> Distance:
-        """Load the distance with its network on the device; raise UserError if weights are missing."""
         raise NotImplementedError
 
     def fetch(self, grid: tuple[int, int]) -> None:
@@ -87,10 +80,7 @@ class PerceptualPart(LossPart):
 
 
 class PerceptualTerm(LossTerm):
-    """Loss term that runs its network in the dtype of its settings, whatever the training's precision.
-
-    The term is not a module, so the network is neither trained nor saved.
-    """
+    """Loss term that runs its network in its own dtype. As it is no module, the network is not trained or saved."""
 
     def __init__(self, settings: PerceptualPart, device: torch.device) -> None:
         self._settings, self._device = settings, device
@@ -104,10 +94,7 @@ class PerceptualTerm(LossTerm):
         self._distance = None
 
     def loss(self, inputs: LossInputs) -> Tensor:
-        """Return each sample's loss.
-
-        Samples with t at or above the threshold have loss 0 and do not run through the network.
-        """
+        """Return each sample's loss: 0, without the network, for samples with t at or above the threshold."""
         if self._distance is None:
             raise RuntimeError(f"{self._settings.kind}: call ready() before loss()")
         if inputs.image_BCHW is None:
@@ -128,7 +115,7 @@ class PerceptualTerm(LossTerm):
 
 
 def resized(image_BCHW: Tensor, height: int, width: int) -> Tensor:
-    """Resize images with the antialiased bilinear filter. Gradients pass through.
+    """Resize with the antialiased bilinear filter, and pass gradients.
 
     The resize uses matrix products, since the backward pass of torch's own resize is not deterministic on a GPU.
     """

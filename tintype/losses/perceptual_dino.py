@@ -81,9 +81,6 @@ class DinoDistance:
 
 
 def patch_grid(height: int, width: int, side: int) -> tuple[int, int]:
-    """Return rows and columns of a grid with about side² patches and about the image's proportions.
-
-    For a square image, it is side × side.
-    """
+    """Return a grid's rows and columns with about side² patches and the image's proportions; exact for a square."""
     ratio = math.sqrt(height / width)
     return max(1, round(side * ratio)), max(1, round(side / ratio))

@@ -1,7 +1,6 @@
-"""Perceptual loss of autoencoders.
+"""Perceptual loss of autoencoders: the distance of images and reconstructions in a frozen network's features.
 
-The loss is the distance between images and their reconstructions in a frozen network's features. B: images. C:
-channels. H, W: rows, columns.
+B: images. C: channels. H, W: rows, columns.
 """
 
 from __future__ import annotations
@@ -38,7 +37,6 @@ class PerceptualSettings(Settings):
     )
 
     def check(self, size_px: int, size_setting: str, where: str = "") -> None:
-        """Raise ValueError if images are too small for the distance."""
         if self.kind == "lpips" and size_px < SMALLEST_PX[self.net]:
             raise ValueError(f"{where}lpips with {self.net} needs {size_setting} of at least {SMALLEST_PX[self.net]}")
 

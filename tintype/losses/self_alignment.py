@@ -57,7 +57,6 @@ class SelfAlignmentOptions(Scheduled):
     )
 
     def resolved(self, plan: PlanView) -> Plain:
-        """Return the settings with the weight and the blocks as numbers."""
         depth = plan.model.depth
         chosen = {
             "weight": _WEIGHTS[self.distance] if self.weight is None else self.weight,
@@ -122,7 +121,6 @@ class SelfAlignment(nn.Module, LossTerm):
             return self.compare(projected_BKD, teacher_BLD.float())
 
     def compare(self, projected_BKD: Tensor, teacher_BKD: Tensor) -> Tensor:
-        """Return the loss of each sample."""
         if self._settings.distance == "cosine":
             return minus_mean_cosine(projected_BKD, teacher_BKD)
         return smooth_l1_loss(projected_BKD, teacher_BKD, reduction="none", beta=BETA).flatten(1).mean(1)

@@ -62,10 +62,7 @@ class VfSettings(Settings):
     )
 
     def build(self, channels: int, grid: tuple[int, int], seed: int, device: torch.device) -> VfLoss | None:
-        """Return the loss; None if its weight is 0.
-
-        The loss's linear layer is initialised from its own random stream.
-        """
+        """Return the loss, with a linear layer from its own random stream; None if its weight is 0."""
         if not self.weight:
             return None
         teacher = self.teacher.build(grid, device)
@@ -99,10 +96,7 @@ class VfLoss(nn.Module):
             )
 
     def weight(self, reconstruction: Tensor, loss: Tensor, last_layer: Tensor) -> Tensor:
-        """Return the loss's weight in this step, detached.
-
-        The autograd graphs of both losses are kept for the backward pass.
-        """
+        """Return the loss's weight in this step, detached. Both losses' graphs are kept for the backward pass."""
         if not self._settings.adaptive:
             return torch.full_like(loss, self._settings.weight).detach()
         return self._settings.weight * balance(reconstruction, loss, last_layer)

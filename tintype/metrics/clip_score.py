@@ -21,11 +21,8 @@ _BLOCK = 1024
 
 @dataclass(frozen=True)
 class TextFeatures:
-    """Features of images and of their prompts."""
-
     image_NF: Tensor
     text_PF: Tensor
-    """Features of each distinct prompt."""
     prompt_N: Sequence[int]
     """For each image, the row of its prompt in `text_PF`."""
     groups: Mapping[str, Sequence[str]]
@@ -50,10 +47,7 @@ def _rank(features: TextFeatures) -> Measured:
 
 
 def _summarise(value_N: Tensor, groups: Mapping[str, Sequence[str]]) -> Measured:
-    """Return the mean with its error.
-
-    The breakdown has the mean of each group, with names such as `tag: two_object`.
-    """
+    """Return the mean with its error. The breakdown has the mean of each group, such as `tag: two_object`."""
     parts = {}
     for group, labels in groups.items():
         for label in dict.fromkeys(labels):

@@ -11,7 +11,6 @@ from torch import Tensor
 
 
 def pixel_digest(image_CHW: Tensor) -> bytes:
-    """Return the SHA-256 of an image's size and pixels."""
     total = hashlib.sha256(repr(tuple(image_CHW.shape)).encode())
     total.update(image_CHW.contiguous().numpy().data)
     return total.digest()
@@ -36,10 +35,7 @@ def without_others(copy_N: Tensor | None, selected_N: Tensor) -> Tensor | None:
 
 
 def copy_notes(images: Sequence[bytes], reference: Sequence[bytes] | None = None) -> list[str]:
-    """Return notes on how many images are duplicates within the set, and how many are also in the reference.
-
-    `reference` is None if the reference's digests are unknown.
-    """
+    """Return notes on duplicates within the set, and on images of the reference if its digests are known."""
     notes = []
     if copies := len(images) - len(set(images)):
         notes.append(

@@ -1,5 +1,4 @@
-"""Maximum mean discrepancies between features: KID, CMMD, and MMD with a Gaussian kernel whose bandwidth comes from the
-data.
+"""Maximum mean discrepancies: KID, CMMD, and MMD with a Gaussian kernel whose bandwidth comes from the data.
 
 N: fake images, M: real images, F: size of a feature vector.
 """

@@ -34,10 +34,7 @@ def reference_spread(centred_MF: Tensor) -> ReferenceSpread:
 
 
 def _factor(centred_MF: Tensor) -> Tensor:
-    """Return B such that B Bᵀ is the covariance.
-
-    If there are few rows, B consists of the rows, else of Cholesky factors or eigenvectors.
-    """
+    """Return B such that B Bᵀ is the covariance: the rows if they are few, else Cholesky factors or eigenvectors."""
     count, size = centred_MF.shape
     if count <= size:
         return centred_MF.T / math.sqrt(count - 1)
@@ -51,10 +48,7 @@ def _factor(centred_MF: Tensor) -> Tensor:
 
 
 def distance(offset_NF: Tensor, projected_NK: Tensor, spread: ReferenceSpread) -> float:
-    """Return the distance of fake features.
-
-    Fake features are given as offsets from the reference's mean, and as these offsets times B.
-    """
+    """Return the distance of fake features: given as offsets from the reference's mean, and as offsets times B."""
     shift_F = offset_NF.mean(0)
     trace = float((offset_NF - shift_F).square().sum()) / (len(offset_NF) - 1)
     root = float(_eigenvalues(projected_NK, spread).sqrt().sum())
@@ -64,7 +58,7 @@ def distance(offset_NF: Tensor, projected_NK: Tensor, spread: ReferenceSpread) -
 def _eigenvalues(projected_NK: Tensor, spread: ReferenceSpread) -> Tensor:
     """Return the eigenvalues of Bᵀ S_x B that can be nonzero.
 
-    All other computed eigenvalues are rounding errors. With them, the sum of the square roots would be too large.
+    All others are rounding errors, with which the sum of the square roots would be too large.
     """
     wide_NK = projected_NK - projected_NK.mean(0)
     count, size = wide_NK.shape
@@ -79,10 +73,7 @@ class FrechetFit:
 
     value: float
     influence_N: Tensor
-    """The infinitesimal jackknife, which is the derivative of the distance by each image's share of the weight.
-
-    The mean over all images is zero.
-    """
+    """The infinitesimal jackknife: the distance's derivative by each image's share of the weight. Its mean is zero."""
     bias: float
     """Expected distance between two samples of these sizes from the same Gaussian, which has this covariance."""
 
@@ -132,8 +123,7 @@ def sampling_bias(offset_NF: Tensor, projected_NK: Tensor, real_MF: Tensor) -> f
 
 
 def _bias_of_rows(x_NF: Tensor, projected_NK: Tensor) -> float:
-    """Return the contribution of one set to the bias, from its centred rows and from these rows times the other set's
-    factor.
+    """Return one set's contribution to the bias, from its centred rows, also times the other set's factor.
 
     The mean contributes tr S / N. In the eigenbasis of Bᵀ S B, let y be the rows and r_i² the eigenvalues. In this
     basis, the error of a covariance entry has the variance var(y_i y_j) / N. The second derivative of -2 tr (Bᵀ S B)^½

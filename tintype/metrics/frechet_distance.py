@@ -16,10 +16,7 @@ from tintype.metrics.resample import BY_GROUPS, GROUPS, jackknife_error, mean_er
 
 _BIAS_SHARE = 0.05
 _SPLITS = 4
-"""Number of random splits over which the result is averaged.
-
-With one split, fd_inf varies by 20% to 50% of its sampling error.
-"""
+"""Number of random splits in the average. With one split, fd_inf varies by 20% to 50% of its sampling error."""
 _FEWEST = 8
 """Minimum number of images. With it, each quarter has two images."""
 
@@ -34,10 +31,7 @@ def _whole_fd(pair: FeaturePair) -> float:
 
 
 def _differentiable(pair: FeaturePair) -> bool:
-    """Return whether the set is large enough for accurate derivatives.
-
-    In such a set, one image changes the distance only a little.
-    """
+    """Return whether one image changes the distance so little that derivatives are accurate."""
     return pair.different >= 2 * min(pair.size, pair.reals)
 
 

@@ -40,10 +40,7 @@ _NEIGHBOURS = 50
 _FEWEST = 100
 """Minimum number of images of the third set. With fewer images, the thresholds would depend on very few images."""
 _FAR = 1.2
-"""Factor for samples that do not resemble the data.
-
-The neighbours of such samples are this factor farther away than for 99% of real images.
-"""
+"""Samples that do not resemble the data have neighbours this factor farther away than 99% of real images."""
 _Z = 1.96
 
 Verdict = Literal["copies", "unlike the data", "none found"]
@@ -92,10 +89,7 @@ class Nearness:
 
 @dataclass(frozen=True)
 class Recall:
-    """Samples of training captions and of unseen captions.
-
-    Both kinds of samples have the same guidance scales, in the same order.
-    """
+    """Samples of training captions and of unseen captions, with the same guidance scales in the same order."""
 
     training: Nearness
     unseen: Nearness
@@ -120,7 +114,6 @@ class Recall:
 
     @property
     def unlike(self) -> float:
-        """Return the fraction of the samples of training captions that do not resemble the data."""
         return float(self.training.unlike_N.double().mean())
 
     @property
@@ -160,10 +153,7 @@ def _nearness(asked: Asked, others: Reference, around_R: Tensor, count: int, far
 
 
 def _around(fake_NF: Tensor, others: Reference, count: int, *, themselves: bool = False) -> Tensor:
-    """Return the mean distance to the nearest images of the third set.
-
-    With `themselves`, each image itself is excluded.
-    """
+    """Return the mean distance to the third set's nearest images, with `themselves` without each image itself."""
     points, found = Points.about(others.mean_F, fake_NF.double()), []
     for block in others.blocks(points, others.points):
         distance2_RM = block.distance2()
@@ -182,8 +172,7 @@ def _nearest(fake_NF: Tensor, image_MF: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def newcombe(shares: Sequence[float], counts: Sequence[int]) -> tuple[float, float]:
-    """Return the 95% interval of the difference between two shares, by Newcombe's method 10 (Statistics in Medicine
-    1998).
+    """Return the 95% interval of the difference of two shares (Newcombe, Statistics in Medicine 1998, method 10).
 
     A caption counts once, however many samples it has, since samples of one caption are similar.
     """
@@ -242,10 +231,7 @@ def _warnings(recalled: Recall) -> tuple[str, ...]:
 
 _RANGE = (-1.0, 1.0)
 _MARGIN = "0.01"
-"""Margin of the metric, which is one image in a hundred.
-
-The metric is about zero if a model copies nothing. A relative margin would then be about zero too.
-"""
+"""One image in a hundred. Without copies, the metric and any relative margin would be about zero."""
 ANY: Metric[Recall] = Metric(
     name="memorised",
     label="memorised",

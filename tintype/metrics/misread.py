@@ -21,10 +21,7 @@ class Misread(NamedTuple):
 
 
 def misread_words(read: ReadScenes, prompts: Sequence[str]) -> list[list[Misread]]:
-    """Return the words of the first prompts that their images got wrong.
-
-    Only the attributes of scene accuracy are checked.
-    """
+    """Return the words of the first prompts that their images got wrong, only for attributes of scene accuracy."""
     drawn = in_indices(read.reading)[: len(prompts)].to("cpu").to_scenes()
     return [
         list(misread(scene, seen, prompt, read.asked))

@@ -31,19 +31,13 @@ def gaussian(distance2_RM: Tensor, sigma2: Tensor | float) -> Tensor:
 
 
 def unit_gaussian(cosine_RM: Tensor) -> Tensor:
-    """Return CMMD's kernel (arXiv 2401.09603).
-
-    CMMD's kernel is a Gaussian kernel for rows of unit length, where |x - y|² = 2 - 2 x·y.
-    """
+    """Return CMMD's kernel (arXiv 2401.09603), Gaussian for rows of unit length, where |x - y|² = 2 - 2 x·y."""
     return (cosine_RM - 1).div_(UNIT_SIGMA**2).expm1_()
 
 
 @dataclass(frozen=True)
 class KernelSums:
-    """Sums of kernel values for a discrepancy.
-
-    `within_N` has, for each fake image, the sum over its pairs with all other fake images.
-    """
+    """Sums of kernel values. `within_N` has, for each fake image, the sum over its pairs with all other fake images."""
 
     within_N: Tensor
     between_N: Tensor
@@ -62,10 +56,7 @@ class KernelSums:
         return own - 2 * float(self.between_N.mean())
 
     def left_out(self, biased: bool = False) -> Tensor:
-        """Return, for each fake image, the estimate without this image.
-
-        The image's pairs are subtracted from the sums.
-        """
+        """Return the estimate without each fake image in turn, by subtracting the image's pairs from the sums."""
         n, m = len(self.within_N), self.real_count
         own_N = (self.within_N.sum() - 2 * self.within_N) / _pairs(n - 1, biased)
         between_N = (self.between_N.sum() - self.between_N) / (n - 1)

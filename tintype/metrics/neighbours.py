@@ -1,7 +1,4 @@
-"""Precision, recall, density and coverage.
-
-These metrics measure which share of a set is inside the nearest-neighbour balls of the other set.
-"""
+"""Precision, recall, density and coverage: the share of a set in the other set's nearest-neighbour balls."""
 
 from __future__ import annotations
 

@@ -22,14 +22,9 @@ from tintype.metrics.resample import GROUPS, canonical_order, group_of
 
 _BLOCK_NUMBERS = {"cpu": 1 << 21, "cuda": 1 << 26}
 _SAME = 1e-12
-"""Squared distances below this fraction of the squared lengths count as zero, since such features are equal in
-float32.
-"""
+"""Squared distances below this fraction of squared lengths count as zero: such features are equal in float32."""
 MEDIAN_IMAGES = 10_000
-"""Maximum number of real images from which the median distance is computed.
-
-These images are evenly spaced in their `canonical_order`.
-"""
+"""Maximum number of real images for the median distance, evenly spaced in their `canonical_order`."""
 
 
 class Reference:
@@ -54,10 +49,7 @@ class Reference:
 
     @cached_property
     def sigma2(self) -> float:
-        """Return the squared median distance between different real images.
-
-        If there are two middle values, return the smaller one.
-        """
+        """Return the squared median distance between different real images. Of two middle values, use the smaller."""
         points = self.points
         if len(self) > MEDIAN_IMAGES:
             rank = torch.linspace(0, len(self) - 1, MEDIAN_IMAGES, dtype=torch.float64, device=self.device)
@@ -67,9 +59,7 @@ class Reference:
 
     @cached_property
     def own(self) -> tuple[Tensor, prdc.Neighbours]:
-        """Return, for the real images, each kernel's sum over ordered pairs of different images, and each image's
-        neighbours.
-        """
+        """Return, for the real images, each kernel's sum over ordered pairs of different images, and the neighbours."""
         return _own(self, self.points, prdc.COVERAGE_NEIGHBOURS)
 
     def blocks(self, rows: Points, columns: Points) -> Iterator[Block]:
@@ -106,7 +96,6 @@ class FeaturePair:
 
     @cached_property
     def different(self) -> int:
-        """Return the number of distinct fake images."""
         return self.fakes if self.copy_N is None else int(self.copy_N.max()) + 1
 
     @property
@@ -142,7 +131,7 @@ class FeaturePair:
     def parts(self, count: int, stream: str) -> Tensor:
         """Split the fake images at random into equal parts, independent of their order. Return each image's part.
 
-        All duplicates of an image are in one part, unless there are too few distinct images.
+        An image's duplicates are in one part, unless there are too few distinct images.
         """
         rank_N = self._rank
         if self.copy_N is not None and self.different >= 2 * count:
@@ -152,7 +141,6 @@ class FeaturePair:
 
     @cached_property
     def _rank(self) -> Tensor:
-        """Return the position of each fake image in the canonical order."""
         return canonical_order(self.points.offset_NF).argsort()
 
     @cached_property
@@ -181,9 +169,7 @@ class FeaturePair:
 
 
 def _own(reference: Reference, points: Points, neighbours: int) -> tuple[Tensor, prdc.Neighbours]:
-    """Return, for each image of a set, the sum of each kernel over the other images, and the image's nearest
-    neighbours.
-    """
+    """Return, for each image, the sum of each kernel over the other images, and the image's nearest neighbours."""
     sums, values, indices = [], [], []
     for block in reference.blocks(points, points):
         distance2_RN = block.distance2()
@@ -202,10 +188,7 @@ class Points:
     offset_NF: Tensor
     length2_N: Tensor
     along_N: Tensor
-    """Correction of dot products.
-
-    The dot product x·y equals the dot product of the offsets plus `along` of both images.
-    """
+    """Correction: x·y equals the dot product of the offsets plus `along` of both images."""
     norm_N: Tensor
 
     @classmethod

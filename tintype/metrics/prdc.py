@@ -1,5 +1,4 @@
-"""Compute precision and recall (arXiv 1904.06991), density and coverage (arXiv 2002.09797) from nearest-neighbour
-balls.
+"""Compute precision, recall (arXiv 1904.06991), density and coverage (arXiv 2002.09797) from nearest-neighbour balls.
 
 The ball of an image reaches to the image's k-th nearest neighbour in its own set. Precision and recall count an image
 on the edge of a ball as inside, as in their paper and code. Density and coverage count it as outside, as in their paper
@@ -21,10 +20,7 @@ from tintype.metrics.resample import GROUPS
 PRECISION_NEIGHBOURS = 3
 COVERAGE_NEIGHBOURS = 5
 NEAREST = 16
-"""Number of neighbours that are stored per fake image.
-
-This number is large enough to find the third neighbour if a group is left out.
-"""
+"""Number of neighbours stored per fake image, enough to find the third neighbour if a group is left out."""
 _TIE = 1e-10
 
 
@@ -67,9 +63,7 @@ def strictly_within(distance2: Tensor, radius2: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Membership:
-    """The number of real balls that contain each fake image, and the shares of real images and of real balls near fake
-    images.
-    """
+    """The real balls that contain each fake image, and the shares of real images and real balls near fake images."""
 
     inside_N: Tensor
     """Whether the fake image is in any real ball with k = 3."""

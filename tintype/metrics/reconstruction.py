@@ -76,10 +76,7 @@ def _mean(values: PairValues) -> Measured:
 
 
 def _mean_psnr(values: PairValues) -> Measured:
-    """Average the PSNR over all pairs, except pairs of equal images, whose PSNR is infinite.
-
-    Warn about the number of equal pairs.
-    """
+    """Average the PSNR, except of equal pairs, whose PSNR is infinite. Warn about the number of equal pairs."""
     finite_N = values.value_N.isfinite()
     exact, count = int((~finite_N).sum()), len(finite_N)
     if exact == count:
@@ -91,10 +88,7 @@ def _mean_psnr(values: PairValues) -> Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class PairMetric(Metric[PairValues]):
-    """A metric of image pairs.
-
-    `compare` returns the values of a batch. `measure` summarises the values of all pairs.
-    """
+    """A metric of image pairs. `compare` returns the values of a batch. `measure` summarises all values."""
 
     compare: Callable[[Tensor, Tensor, torch.device], Tensor]
 

@@ -29,8 +29,7 @@ _CHUNK = 1 << 22
 def canonical_order(row_NF: Tensor) -> Tensor:
     """Return an order of the rows that depends only on their content.
 
-    Rows are sorted by the first number, then by the second, and so on. A rounding error in a number can only swap
-    neighbouring rows.
+    The sort is lexicographic. A rounding error in a number can only swap neighbouring rows.
     """
     columns = 1
     while True:
@@ -63,26 +62,20 @@ def _summed(value_N: Tensor, copy_N: Tensor | None) -> Tensor:
 def jackknife_error(left_out_G: Tensor, copy_G: Tensor | None = None) -> float | None:
     """Return the standard error, from values with one image or one of G equal groups left out.
 
-    The standard error is the error of the mean of the pseudo-values G whole - (G - 1) left_out (Efron and Tibshirani
-    1993, chapter 11).
+    The standard error is that of the mean of the pseudo-values G whole - (G - 1) left_out (Efron and Tibshirani 1993,
+    chapter 11).
     """
     return mean_error((1 - len(left_out_G)) * left_out_G, copy_G)
 
 
 def group_of(count: int, stream: str, device: torch.device | str = "cpu", groups: int = GROUPS) -> Tensor:
-    """Return a random group for each image, which is the same in every process and on every device.
-
-    Group sizes differ by at most one.
-    """
+    """Return a random group for each image, the same in every process and device. Sizes differ by at most one."""
     order_N = rng.bits(SEED, stream, torch.arange(count), 1)[:, 0].argsort()
     return order_N.argsort().to(device) % groups
 
 
 def bootstrap_error(value_N: Tensor, copy_N: Tensor | None = None) -> float | None:
-    """Return the standard error of a mean over images, from resamples with replacement.
-
-    Return None for fewer than two distinct images.
-    """
+    """Return the standard error of a mean, from resamples with replacement; None for fewer than two distinct images."""
     value_N = value_N.double().cpu()
     copy_N = None if copy_N is None else copy_N.cpu()
     table_C2 = torch.stack([_summed(value_N, copy_N), _summed(torch.ones_like(value_N), copy_N)], 1)
@@ -96,7 +89,6 @@ def bootstrap_error(value_N: Tensor, copy_N: Tensor | None = None) -> float | No
 
 
 def mean_with_error(value_N: Tensor, copy_N: Tensor | None = None) -> Measured:
-    """Return the mean of per-image numbers, with its error."""
     error = bootstrap_error(value_N, copy_N)
     method = "" if error is None else f"bootstrap over the images, {DRAWS} draws"
     return Measured(float(value_N.double().mean()), error, method, per_image=tuple(value_N.double().tolist()))

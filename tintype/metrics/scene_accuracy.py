@@ -1,9 +1,9 @@
-"""Scene accuracy and objects right.
+"""Scene accuracy and objects right: whether images show what their captions say, as read by the scene encoder.
 
-Both metrics measure whether images show what their captions say, as read by the scene encoder. Both metrics are scaled.
-The score 0 means as good as the same images with other images' prompts. The score 1 means as good as real images of the
-prompts. So a model that ignores its prompts gets 0, however good its images are. An attribute counts only if the
-caption states it, the encoder can read it at the image's size, and it differs between prompts.
+Both metrics are scaled. The score 0 means as good as the same images with other images' prompts. The score 1 means as
+good as real images of the prompts. So a model that ignores its prompts gets 0, however good its images are. An
+attribute counts only if the caption states it, the encoder can read it at the image's size, and it differs between
+prompts.
 
 B: images. P: positions. R: positions that were read.
 """
@@ -24,10 +24,7 @@ from tintype.metrics.resample import mean_with_error
 from tintype.vision.scene_encoder import SceneReading, visible_attributes
 
 BACKDROP_WEIGHT = 0.2
-"""Weight of background and light in an image's score. The objects have the remaining weight.
-
-So an image in which only background and light are right scores less than this weight.
-"""
+"""Weight of background and light in an image's score. Images with only these right score less than this weight."""
 SHIFTS = 64
 """Number of other prompts with which each image is compared. If there are fewer other prompts, all are used."""
 UNSCALED, SHUFFLED = "share right", "share right, shuffled prompts"
@@ -36,29 +33,20 @@ UNSCALED, SHUFFLED = "share right", "share right, shuffled prompts"
 
 @dataclass(frozen=True)
 class Asked:
-    """The attributes that count for each image.
-
-    Attributes count if they are stated, readable, and different between scenes.
-    """
+    """The attributes that count for each image: those stated, readable, and different between scenes."""
 
     captions: CaptionKind
     objects: bool
-    """Whether objects count at all."""
     of_objects: tuple[str, ...]
     of_scene: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores of images on scenes, before scaling."""
-
     accuracy_B: Tensor
     objects_right_B: Tensor
     by_attribute: dict[str, float]
-    """Share of right readings for each attribute.
-
-    An object that is not at its position counts as wrong in all attributes.
-    """
+    """Share of right readings for each attribute. An object not at its position is wrong in all attributes."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +85,6 @@ class ReadScenes:
 
 
 def in_indices(reading: SceneReading) -> SceneBatch:
-    """Return a reading as a batch of scenes."""
     objects = {f"{name}_BP": reading.logits[name].argmax(dim=-1) for name in OBJECT_VOCABULARY}
     scene = {f"{name}_B": reading.logits[name].argmax(dim=-1) for name in SCENE_VOCABULARY}
     return SceneBatch(present_BP=reading.logits["presence"] > 0, **objects, **scene)
@@ -129,7 +116,6 @@ def _differs(values: Tensor) -> bool:
 
 
 def score(read: SceneBatch, stated: SceneBatch, asked: Asked) -> Scores:
-    """Compare the readings of images with the stated scenes, and return the scores."""
     if asked.captions == "short":
         return _score_short(read, stated)
     at_place_BP = read.present_BP & stated.present_BP
@@ -155,10 +141,7 @@ def score(read: SceneBatch, stated: SceneBatch, asked: Asked) -> Scores:
 
 
 def _score_short(read: SceneBatch, stated: SceneBatch) -> Scores:
-    """Score short captions.
-
-    Named objects are compared by colour and shape at any position, and other objects by their number.
-    """
+    """Score short captions: named objects by colour and shape at any position, and other objects by their number."""
     named_BP = stated.present_BP & (stated.present_BP.cumsum(1) <= SHORT_NAMES_OBJECTS)
     same_BPR = _pair(stated)[:, :, None] == _pair(read)[:, None, :]
     found_B = (named_BP & (same_BPR & read.present_BP[:, None, :]).any(2)).sum(1)

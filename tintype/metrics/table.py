@@ -23,12 +23,8 @@ from tintype.metrics.reconstruction import PairMetric
 from tintype.plugins.table import Table
 
 SCENE_METRICS = {"long": (scene_accuracy.ACCURACY, scene_accuracy.OBJECTS_RIGHT), "short": (scene_accuracy.ACCURACY,)}
-"""Metrics of the scene encoder's readings, by caption column.
-
-For short captions, both metrics would have the same value, so only one metric is used.
-"""
+"""Metrics of scene readings, by caption column. For short captions, both metrics would have the same value."""
 TEXT_METRICS: tuple[Metric[TextFeatures], ...] = (clip_score.SCORE, clip_score.RANK)
-"""Metrics of the features of images and their captions."""
 FEATURE_METRICS: Table[Metric[FeaturePair]] = Table(
     "metrics",
     {
@@ -55,14 +51,11 @@ ON_FEATURES: Table[AnyMetric] = Table("metrics", {**FEATURE_METRICS.built_in, **
 HELD_OUT_METRICS = (validation.METRIC,)
 """Metrics of the velocity's errors on held-out images."""
 LOG_METRICS = (throughput.METRIC,)
-"""Metrics of the run's `metrics.jsonl`."""
 PAIR_METRICS: tuple[PairMetric, ...] = (reconstruction.PSNR, reconstruction.SSIM, reconstruction.LPIPS)
-"""Metrics of image pairs."""
 
 
 def revisions(kinds: Iterable[str], reals: int, prompts: Iterable[str]) -> dict[str, int]:
-    """Return the metrics whose values have changed since their first definition, with the number of their current
-    definition.
+    """Return the metrics whose definitions were revised, with their current definition's number.
 
     The first definitions of fd_inf, and of mmd with a large reference, chose images by index. The first scene metrics
     were not scaled. The first validation loss used the uncorrected velocity of a contrastive loss.

@@ -25,8 +25,7 @@ METRIC = Metric[Sequence[Line]](
 def tokenizer_words(share: float | None, tuned: bool = False) -> str:
     """Return advice if a tokenizer takes a large share of a step's time, otherwise an empty text.
 
-    If the tokenizer is trained, its latents cannot be cached. The tokenizer's share then includes the time of its own
-    training.
+    A trained tokenizer's latents cannot be cached, and its share includes the time of its own training.
     """
     if share is None or share <= MUCH_FOR_A_TOKENIZER:
         return ""

@@ -40,10 +40,7 @@ class Attention(nn.Module):
         self.value_mix = nn.Parameter(torch.full((2,), 0.5)) if mixes_values else None
 
     def read_text(self, text_BSD: Tensor) -> KeyValue:
-        """Return the text's keys and values.
-
-        Keys and values depend neither on the image nor on t, so sampling computes them only once.
-        """
+        """Return the text's keys and values, which depend on neither image nor t: sampling computes them only once."""
         key, value = self._split_heads(self.txt_kv_proj(text_BSD), 2).unbind(0)
         return self.norm_added_k(key) if self.qk_norm else key, value
 

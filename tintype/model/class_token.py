@@ -1,7 +1,6 @@
-"""A class token in addition to the image's tokens.
+"""A class token beside the image's tokens: a noised vector in, its velocity out (REG, arXiv 2507.01467).
 
-The input is a noised vector, and the output is its velocity (REG, arXiv 2507.01467). B: samples. T: width of the class
-token. D: width of the denoiser.
+B: samples. T: width of the class token. D: width of the denoiser.
 """
 
 from __future__ import annotations
@@ -10,10 +9,7 @@ from torch import Tensor, nn
 
 
 class ClassToken(nn.Module):
-    """Layers between a class token and the denoiser.
-
-    Like the image's last layer, the last layer is initialised with zeros.
-    """
+    """Layers between a class token and the denoiser. The last layer is initialised with zeros, like the image's."""
 
     def __init__(self, class_width: int, width: int) -> None:
         super().__init__()

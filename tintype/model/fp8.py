@@ -56,10 +56,7 @@ class _Products(torch.autograd.Function):
 
 
 def product(left_RK: Tensor, right_CK: Tensor, left_type: torch.dtype, fast: bool = False) -> Tensor:
-    """Return the product left rightᵀ in bf16.
-
-    With `fast`, sums use fewer bits. Fewer bits are accurate enough for forward products, but not for gradients.
-    """
+    """Return left rightᵀ in bf16. With `fast`, sums use fewer bits: enough for forward products, not for gradients."""
     left_8, left_scale_R1 = scaled(left_RK, left_type)
     right_8, right_scale_C1 = scaled(right_CK, torch.float8_e4m3fn)
     return torch._scaled_mm(
@@ -68,10 +65,7 @@ def product(left_RK: Tensor, right_CK: Tensor, left_type: torch.dtype, fast: boo
 
 
 def scaled(x_RC: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the matrix in FP8, and the divisor of each row [R, 1].
-
-    The divisor maps the row's maximum to FP8's maximum.
-    """
+    """Return the matrix in FP8, and the divisor of each row [R, 1], which maps the row's maximum to FP8's maximum."""
     most = torch.finfo(kind).max
     scale_R1 = x_RC.abs().amax(1, keepdim=True).float().clamp(min=_LEAST) / most
     return (x_RC.float() / scale_R1).clamp(-most, most).to(kind).contiguous(), scale_R1

@@ -48,15 +48,11 @@ def rounded(x: Tensor) -> Tensor:
 
 
 def compile_rounding_whole() -> None:
-    """Make the compiler treat each rounding as one operation.
-
-    Tracing dozens of roundings per block would take minutes.
-    """
+    """Make the compiler treat each rounding as one operation. Tracing dozens per block would take minutes."""
     torch._dynamo.allow_in_graph(rounded)
 
 
 def wide(x: Tensor) -> Tensor:
-    """Return the tensor in fp32 or better."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -80,8 +76,7 @@ def project(x: Tensor, layer: nn.Linear, position: str) -> Tensor:
 def attend(query_BLH: Tensor, key_BKH: Tensor, value_BKH: Tensor, mask: Tensor | None, softmax: str) -> Tensor:
     """Compute attention with scores, softmax and weighted sum in the island's precision. The head axis comes after B.
 
-    With `fused`, torch's own attention kernel is used. The kernel's inputs and output keep their dtype, and it computes
-    sums and softmax in fp32.
+    With `fused`, torch's kernel keeps the dtype of its inputs and output, and computes sums and softmax in fp32.
     """
     if softmax == "fused":
         return scaled_dot_product_attention(query_BLH, key_BKH, value_BKH, attn_mask=mask)

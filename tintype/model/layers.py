@@ -20,8 +20,7 @@ _EPS = 1e-6
 def sinusoid(value_B: Tensor, size: int, max_period: int, factor: float = 1.0) -> Tensor:
     """Return cosines, then sines, of `factor` × `value` at `size` / 2 geometric frequencies.
 
-    At t = 1 the fastest angle is 1000 radians, where the resolution of fp32 is 6e-5. So the operations are in
-    diffusers' order, to get the same rounding.
+    At t = 1 the fastest angle is 1000 radians, where fp32 resolves 6e-5. diffusers' order gives the same rounding.
     """
     half = size // 2
     index = torch.arange(half, dtype=value_B.dtype, device=value_B.device)
@@ -31,10 +30,7 @@ def sinusoid(value_B: Tensor, size: int, max_period: int, factor: float = 1.0) -
 
 
 def rotation_table(rows: int, columns: int, head_size: int, theta: int, device: torch.device) -> Tensor:
-    """Return the factors for `rotate` as [L, 2, head]. They are cosines and signed sines.
-
-    Half of a token's angles depend on its row, and half on its column.
-    """
+    """Return cosines and signed sines for `rotate` as [L, 2, head]. Rows and columns have half of the angles each."""
     axis = head_size // 2
     frequency = 1.0 / theta ** (torch.arange(0, axis, 2, dtype=torch.float64, device=device) / axis)
     row_L = torch.arange(rows, dtype=torch.float64, device=device).repeat_interleave(columns)
@@ -70,8 +66,6 @@ def unpatchify(token_BLP: Tensor, patch: int, rows: int, columns: int) -> Tensor
 
 
 class VectorMLP(nn.Module):
-    """Two layers that embed a vector."""
-
     def __init__(self, size_in: int, width: int, modulation: str) -> None:
         super().__init__()
         self.position = modulation
@@ -134,16 +128,12 @@ class LayerNorm(nn.LayerNorm):
 
 
 def _by_root(number: Tensor, norms: str) -> Tensor:
-    """Divide by the root mean square."""
     square = held(held(number.square(), norms).mean(-1, keepdim=True), norms)
     return held(number * held(torch.rsqrt(held(square + _EPS, norms)), norms), norms)
 
 
 class Modulation(nn.Module):
-    """adaLN layer that returns shift, scale and gate for the attention and for the MLP.
-
-    All are zero at initialisation.
-    """
+    """adaLN layer of shift, scale and gate for the attention and for the MLP, all zero at initialisation."""
 
     def __init__(self, width: int, modulation: str) -> None:
         super().__init__()
@@ -166,10 +156,7 @@ class ModulationOffset(nn.Module):
         self.offset = nn.Parameter(torch.zeros(6 * width))
 
     def forward(self, six_B6D: Tensor) -> Tensor:
-        """Return [B, 6 D] as `Modulation` does.
-
-        The result is the output of the shared layer plus this block's offset.
-        """
+        """Return the shared layer's output plus this block's offset, [B, 6 D] as in `Modulation`."""
         return held(held(six_B6D, self.position) + held(self.offset, self.position), self.position)
 
 
@@ -178,7 +165,6 @@ def _activated(vector_BD: Tensor, position: str) -> Tensor:
 
 
 def modulate(x_BLD: Tensor, scale: Tensor, shift: Tensor, position: str) -> Tensor:
-    """Apply scale and shift, in the precision of the island `modulation`."""
     product = held(held(1 + held(scale, position), position) * held(x_BLD, position), position)
     return held(product + held(shift, position), position)
 

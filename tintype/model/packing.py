@@ -17,10 +17,7 @@ from tintype.seams import TextTokens
 
 _MULTIPLE = 128
 FEW_SIZES, MANY_SIZES = 8, 64
-"""Maximum number of distinct row counts.
-
-The number is small if each row count is captured as a graph. Row counts are multiples of 128.
-"""
+"""Maximum number of row counts, all multiples of 128. Few are allowed if each is captured as a graph."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +78,7 @@ class PackedKeyValue:
 
 
 def rows_step(batch: int, most: int, sizes: int = FEW_SIZES) -> int:
-    """Return the step between allowed row counts.
-
-    `most` is the number of tokens of a sample in a padded batch.
-    """
+    """Return the step between allowed row counts. `most` is the number of tokens of a sample in a padded batch."""
     return -(-batch * most // (sizes * _MULTIPLE)) * _MULTIPLE
 
 

@@ -1,7 +1,6 @@
 """Gather rows of each sample and write them back, with one index per row.
 
-`gather` and `scatter` have one index per number. With one index per number, torch's deterministic mode would sort all
-numbers. With one index per row, it only sorts the rows.
+With one index per number, as in `gather` and `scatter`, torch's deterministic mode would sort all numbers, not rows.
 
 B: samples, L: rows of a sample, K: rows taken, D: width.
 """

@@ -50,9 +50,7 @@ if TYPE_CHECKING:
 
 _TIME_SIZE = 256
 _LONG_FLOPS = 1e12
-"""If a block's forward products have fewer operations than this, the GPU finishes them before the host has started the
-next products.
-"""
+"""A GPU finishes a block's forward products with fewer operations before the host has started the next."""
 _FP8_FACTOR = 2
 """Factor on `_LONG_FLOPS` with FP8, since FP8 products take half the time."""
 _STATE_BYTES = 20
@@ -63,10 +61,7 @@ _USUAL_PRECISION = PrecisionSettings()
 
 
 BlockText = Tensor | KeyValue | PackedText | PackedKeyValue
-"""The text input of a block, which is the projected text, or its keys and values.
-
-For the fused kernels, the text is packed.
-"""
+"""The text of a block, packed for the fused kernels: the projected text, or its keys and values."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +76,6 @@ class TextCache:
         return [one for one in self.per_block if isinstance(one, PackedKeyValue)]
 
     def join(self, other: TextCache) -> TextCache:
-        """Concatenate the texts of two batches."""
         if self.mask_BS is None or other.mask_BS is None:
             return TextCache(tuple(a.join(b) for a, b in zip(self.packed, other.packed, strict=True)), None)
         padded = [[one for one in cache.per_block if isinstance(one, tuple)] for cache in (self, other)]
@@ -95,7 +89,6 @@ class TextCache:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """Return the tensors of a packed text."""
         places, pairs = self.packed[0].places, [(one.key_ND, one.value_ND) for one in self.packed]
         return places.first_B, places.length_B, *(tensor for pair in pairs for tensor in pair)
 
@@ -134,10 +127,7 @@ class Block(nn.Module):
         rotation: Tensor,
         first_value: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Return the tokens. The first block also returns its values, if later blocks mix them in.
-
-        Packed text is processed by the fused kernels.
-        """
+        """Return the tokens, and from the first block its values if later blocks mix them in. Packed text is fused."""
         if isinstance(text, PackedText | PackedKeyValue):
             return self._fused(token_BLD, text, vector_BD, rotation)
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = self.modulation(vector_BD)[:, None, :].chunk(6, dim=-1)
@@ -154,7 +144,7 @@ class Block(nn.Module):
     def image_logits(self, token_BLD: Tensor, vector_BD: Tensor, rotation: Tensor) -> Tensor:
         """Return the attention logits between the image tokens that enter this block, before the softmax.
 
-        The logits are computed separately with plain operations, since attention kernels do not store them.
+        Plain operations compute the logits, since attention kernels do not store them.
         """
         shift, scale, *_ = self.modulation(vector_BD)[:, None, :].chunk(6, dim=-1)
         return self.attention.image_logits(
@@ -162,10 +152,7 @@ class Block(nn.Module):
         )
 
     def read_text(self, text: Tensor | PackedText) -> KeyValue | PackedKeyValue:
-        """Return the text's keys and values.
-
-        Keys and values depend neither on the image nor on t, so sampling computes them only once.
-        """
+        """Return the text's keys and values, which depend on neither image nor t: sampling computes them only once."""
         if isinstance(text, Tensor):
             return self.attention.read_text(text)
         return self._kernels().read_text(text)
@@ -185,10 +172,7 @@ class Block(nn.Module):
         return [] if self._on_kernels is None else self._on_kernels.weights.copies()
 
     def _kernels(self) -> FusedBlock:
-        """Return the fused kernels with bf16 or FP8 copies of this block's weights.
-
-        Under FSDP2, copies cannot be cached, since it gathers the weights for each pass.
-        """
+        """Return fused kernels with copies of this block's weights, not cached under FSDP2, which gathers per pass."""
         if self._on_kernels is None or isinstance(self, FSDPModule):
             from tintype.model.fused.block import FusedBlock
 
@@ -231,10 +215,7 @@ class Transformer(nn.Module):
         self._graphs = Graphs()
 
     def fused_on(self, device: torch.device) -> bool:
-        """Return whether the blocks use the fused kernels on this device.
-
-        If the blocks use no fused kernels, compile them at the first call.
-        """
+        """Return whether the blocks use the fused kernels here. If not, compile them at the first call."""
         if device not in self._fused:
             reason = why_plain(self.settings, self._precision, device)
             if self.settings.kernels == "fused" and reason:
@@ -254,11 +235,7 @@ class Transformer(nn.Module):
         return TextCache(tuple(block.read_text(projected) for block in self._blocks()), mask_BS)
 
     def copies(self) -> list[Copy]:
-        """Return the cast copies of weights that the blocks read.
-
-        An optimizer can update them together with the weights. The result is empty under FSDP2, which gathers weights
-        for each pass.
-        """
+        """Return the blocks' cast copies of weights, which an optimizer can update. Under FSDP2 there are none."""
         if isinstance(self.blocks[0], FSDPModule):
             return []
         return [copy for block in self._blocks() for copy in block.copies()]
@@ -302,10 +279,7 @@ class Transformer(nn.Module):
         return self._pass(x_t_BCHW, t_B, given, route, taps, only_taps, attention_taps, class_BT)
 
     def _waits_for_host(self, x_t_BCHW: Tensor, route: Route | None) -> bool:
-        """Return whether a pass is so short that the host limits its speed.
-
-        A pass that is so short can be captured as a graph.
-        """
+        """Return whether a pass is so short that the host limits its speed. Such a pass can be captured as a graph."""
         if route is not None and route.merge is not None:  # which has weights of its own
             return False
         if self.settings.activation_checkpointing or isinstance(self.blocks[0], FSDPModule):
@@ -318,7 +292,7 @@ class Transformer(nn.Module):
         )
 
     def _fits_twice(self, tokens: int, device: torch.device) -> bool:
-        """Return whether the device has enough memory for the training state and the activations of two passes.
+        """Return whether memory suffices for the training state and the activations of two passes.
 
         A graph keeps its memory, and passes with other shapes need memory in addition.
         """
@@ -466,9 +440,7 @@ class Transformer(nn.Module):
 
 
 def is_short(settings: ModelSettings, precision: PrecisionSettings, tokens: int) -> bool:
-    """Return whether the GPU finishes a block's products for this many tokens before the host has started the next
-    products.
-    """
+    """Return whether the GPU finishes a block's products before the host has started the next products."""
     flops = 2 * tokens * settings.width * (4 * settings.width + 3 * settings.hidden)
     return flops < _LONG_FLOPS * (_FP8_FACTOR if precision.matmul == "fp8" else 1)
 
@@ -500,7 +472,6 @@ def _key_mask(mask_BS: Tensor | None, image_tokens: int) -> Tensor | None:
 
 
 def _keep(token_BLD: Tensor, rotation: Tensor, kept_BK: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the kept tokens and their rotation factors."""
     if kept_BK is None:
         return token_BLD, rotation
     return take_rows(token_BLD, kept_BK), rotation[0, 0][kept_BK][:, None]
@@ -526,7 +497,6 @@ def _keep_appended(kept_BK: Tensor | None, tokens: int, appended: int) -> Tensor
 
 
 def _kept_value(value: Tensor | None, kept_BK: Tensor | None) -> Tensor | None:
-    """Return the first block's values [B, heads, L, head size] for the kept tokens."""
     if value is None or kept_BK is None:
         return value
     batch, heads, _, size = value.shape

@@ -61,10 +61,7 @@ class AdamW(torch.optim.Optimizer):
     averaging: AverageUpdate | None = None
     """An update of the weight averages. If possible, `step` computes it in the same pass as the weights."""
     copies: Sequence[Copy] = ()
-    """Cast copies of weights.
-
-    `step` updates the copies that its kernel supports. The other copies are then outdated.
-    """
+    """Cast copies of weights. `step` updates those that its kernel supports, and leaves the others outdated."""
 
     def __init__(self, settings: AdamWSettings, parameters: Sequence[torch.nn.Parameter], storage: Storage) -> None:
         super().__init__(parameters, {"lr": settings.lr, "fused": True})  # by which torch loads step counts right
@@ -115,7 +112,6 @@ class AdamW(torch.optim.Optimizer):
         return Moved(parameter, gradient, mean, square, state["step"], copy, averages)
 
     def slots(self, parameter: Tensor) -> dict[str, Form]:
-        """Return the shapes and dtypes of a parameter's state after its first step."""
         return adamw_slots(parameter, self.storage)
 
 
@@ -132,7 +128,6 @@ def runs_kernels(device: torch.device) -> bool:
 def step_adamw(
     optimizer: Any, settings: AdamWSettings, parameters: Sequence[Tensor], lr: float, storage: Storage
 ) -> None:
-    """Take an optimizer step with the parameters that have a gradient."""
     moving = [parameter for parameter in parameters if parameter.grad is not None]
     for device, cut in dict.fromkeys((parameter.device, is_sharded(parameter)) for parameter in moving):
         generator = storage.generator(device, optimizer.update_number, cut)

@@ -95,8 +95,6 @@ class Chunks:
 
 @dataclass(frozen=True)
 class Moved:
-    """A weight, and all tensors that the pass reads and writes for this weight."""
-
     weight: Tensor
     gradient: Tensor
     mean: Tensor
@@ -118,10 +116,7 @@ def is_aligned(x: Tensor) -> bool:
 
 
 def takes(copy: Copy) -> bool:
-    """Return whether the pass can keep a copy up to date.
-
-    The copy must already equal its weight, since a skipped step does not write it.
-    """
+    """Return whether the pass can keep a copy up to date: a fresh one, since a skipped step writes no copy."""
     return copy.fresh and is_aligned(copy.values) and copy.values.dtype in COPY_TYPES
 
 
@@ -138,10 +133,7 @@ def step(
     eps: float,
     weight_decay: float,
 ) -> None:
-    """Update the weights by their gradients times `factor`, and the averages by `shares`.
-
-    If `skipped` is 1, change nothing.
-    """
+    """Update weights by gradients times `factor`, and averages by `shares`. If `skipped` is 1, change nothing."""
     steps = [one.step for one in moved]
     taken = (1 - skipped).to(steps[0].dtype)
     torch._foreach_add_(steps, [taken] * len(steps))  # one tensor for all would be read by the host, which waits

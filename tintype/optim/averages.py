@@ -1,7 +1,6 @@
-"""Weight averages of every kind.
+"""Weight averages of every kind. An update moves them towards the weights, alone or in the optimizer's pass.
 
-An update moves an average towards the weights. An update runs separately, or in the optimizer's pass. A: averages of
-each weight.
+A: averages of each weight.
 """
 
 from __future__ import annotations
@@ -38,18 +37,12 @@ class Averages:
         return Update(self._shares(1 - skipped), self._weights, self._index, moved)
 
     def _shares(self, taken: Tensor) -> list[Tensor]:
-        """Count an update if `taken` is 1.
-
-        Return the fraction by which each average moves towards the weights; 0 if `taken` is 0.
-        """
+        """Count an update if `taken` is 1. Return the fraction by which each average moves, or else 0."""
         raise NotImplementedError
 
 
 class Update:
-    """One update of the averages.
-
-    The optimizer takes the averages of weights that it updates in one pass; `finish` moves all other averages.
-    """
+    """One update. The optimizer takes the averages that it moves in one pass; `finish` moves all others."""
 
     def __init__(
         self,

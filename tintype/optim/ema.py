@@ -69,10 +69,7 @@ class EmaSettings(AverageSettings):
         return 0.0 if self.ramp else self.decay ** (steps // self.every)
 
     def sampled(self, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the average.
-
-        Before the first update of a ramp, return nothing. Sampling then uses the weights themselves.
-        """
+        """Return the average, or before a ramp's first update nothing: sampling then uses the weights themselves."""
         if UPDATES in stored and not stored[UPDATES]:
             return {}
         return {name: tensor for name, tensor in stored.items() if name != UPDATES}

@@ -48,15 +48,9 @@ POLAR_EXPRESS = (
     (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
     (1.875, -1.25, 0.375),
 )
-"""Coefficients of each step's polynomial (algorithm 1).
-
-Each polynomial is optimal on the interval to which the earlier steps map [0.001, 1].
-"""
+"""Coefficients of each step's polynomial (algorithm 1), optimal where earlier steps map [0.001, 1]."""
 _SAFETY = 1.01
-"""Factor by which a singular value may exceed its bound because of rounding.
-
-The last polynomial needs no such margin.
-"""
+"""Factor by which rounding may raise a singular value over its bound. The last polynomial needs no margin."""
 _SMALLEST_NORM = 1e-7
 _LARGE_NUMBERS = 1 << 25
 """Number of values in a batch. Larger batches are limited by memory traffic, and smaller batches by kernel launches."""
@@ -128,10 +122,7 @@ class MuonSettings(OptimizerPart):
         return {self.kind: [n for n in named if n in taken], self.adamw.kind: [n for n in named if n not in taken]}
 
     def taken(self, named: Mapping[str, Tensor]) -> set[str]:
-        """Return the names of the parameters that are orthogonalised.
-
-        A matrix with only one row or column is not orthogonalised.
-        """
+        """Return the parameters to orthogonalise. A matrix with only one row or column is not among them."""
         found = {name for name, parameter in named.items() if name.startswith(self.matrices) and _is_matrix(parameter)}
         if not self.modulation:
             found = {name for name in found if not name.endswith("modulation.lin.weight")}
@@ -149,10 +140,7 @@ def _is_matrix(parameter: Tensor) -> bool:
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon.
-
-    The first group has the matrices. The second group, if any, has the parameters that torch's fused AdamW updates.
-    """
+    """Muon. The first group has the matrices. The second group, if any, has AdamW's parameters."""
 
     found_inf: Tensor | None = None
     update_number: int = 0
@@ -199,17 +187,13 @@ class Muon(torch.optim.Optimizer):
                 self._move(batches, fused, lr, skipped, gradients, generators[batches[0].is_sharded])
 
     def slots(self, parameter: Tensor) -> dict[str, Form]:
-        """Return the shapes and dtypes of a parameter's state after its first step."""
         if any(parameter is matrix for matrix in self.param_groups[0]["params"]):
             rows = {} if self.settings.row_decay is None else {ROWS: row_slot(parameter)}
             return {"momentum": form_of(parameter), **rows, **self.storage.slots(parameter)}
         return adamw_slots(parameter, self.storage)
 
     def _same(self, batches: Sequence[_Batch], fused: bool) -> bool:
-        """Return whether every step starts the same kernels.
-
-        The kernels are always the same without communication and without random numbers.
-        """
+        """Return whether every step starts the same kernels, as without communication and random numbers."""
         on_gpu = all(parameter.is_cuda for batch in batches for parameter in batch.parameters)
         return on_gpu and not fused and self._layout.world.size == 1 and self.storage.rounding == "nearest"
 
@@ -269,7 +253,6 @@ def _momentum(state: dict[str, Tensor], parameter: Tensor) -> Tensor:
 
 
 ROWS = "rows"
-"""Name of the optimizer slot with the rows' mean squares."""
 
 
 def _rows(state: dict[str, Tensor], parameter: Tensor) -> Tensor:
@@ -281,10 +264,7 @@ def _rows(state: dict[str, Tensor], parameter: Tensor) -> Tensor:
 def aim(
     gradients: list[Tensor], momenta: list[Tensor], moves: Tensor, momentum: float, nesterov: bool, dtype: torch.dtype
 ) -> list[Tensor]:
-    """Add the gradients to the momenta, and return the matrices to orthogonalise.
-
-    If `moves` is 0, the momenta do not change.
-    """
+    """Add the gradients to the momenta unless `moves` is 0, and return the matrices to orthogonalise."""
     # A gradient that is not finite times zero is not zero, but its bits are.
     bits = torch._foreach_mul([gradient.float().view(torch.int32) for gradient in gradients], moves.to(torch.int32))
     given = [one.view(torch.float32) for one in bits]
@@ -300,10 +280,7 @@ def aim(
 def aim_at_once(
     gradients: list[Tensor], momenta: list[Tensor], moves: Tensor, momentum: float, nesterov: bool, dtype: torch.dtype
 ) -> list[Tensor]:
-    """Do the same as `aim` for all matrices together.
-
-    The host starts only a few kernels, however many matrices there are.
-    """
+    """Do the same as `aim` for all matrices together, with few kernels however many matrices there are."""
     given = torch.where(moves > 0, _flatten_dense_tensors(gradients).float(), 0.0)
     moved = _flatten_dense_tensors(momenta).float()
     moved = moved + (given - moved) * ((1 - momentum) * moves)
@@ -315,8 +292,8 @@ def aim_at_once(
 def go(weights: list[Tensor], steps: list[Tensor], size: Tensor, keep: Tensor | None, cautious: bool = False) -> None:
     """Multiply the weights by the decay factor `keep`, then add the steps times `size`.
 
-    With `cautious`, the decay applies only to weights that have the same sign as their step. The step also shrinks
-    these weights, since `size` is negative.
+    With `cautious`, the decay applies only to weights with their step's sign, which the step shrinks: `size` is
+    negative.
     """
     if keep is not None and cautious:
         shrinks = [weight * step >= 0 for weight, step in zip(weights, steps, strict=True)]
@@ -364,10 +341,7 @@ class _Batch:
     def orthogonalise(
         self, settings: MuonSettings, kind: torch.dtype, which: Sequence[int], matrices: list[Tensor]
     ) -> list[Tensor]:
-        """Orthogonalise the matrices of some parameters as one batch.
-
-        In `which`, wide parameters come before tall ones.
-        """
+        """Orthogonalise some parameters' matrices as one batch. In `which`, wide parameters come before tall ones."""
         parts = [self.parts[index] for index in which]
         wide = sum(one.shape[0] // count <= one.shape[1] for one, count in zip(matrices, parts, strict=True))
         stacks = [_stacked(matrices[:wide], parts[:wide])] if wide else []
@@ -380,10 +354,7 @@ class _Batch:
 
 
 def _stacked(matrices: list[Tensor], parts: list[int]) -> Tensor:
-    """Stack all parts of the matrices to one batch.
-
-    If no matrix has several parts, this is a single call, which saves host time.
-    """
+    """Stack all parts to one batch, in a single call if no matrix has several parts, which saves host time."""
     if set(parts) == {1}:
         return torch.stack(matrices)
     return torch.cat([one.unflatten(0, (count, -1)) for one, count in zip(matrices, parts, strict=True)])
@@ -416,10 +387,7 @@ def _batches_of(settings: MuonSettings, matrices: Sequence[tuple[str, nn.Paramet
 
 
 def _portions(batches: list[_Batch]) -> list[tuple[list[_Batch], bool]]:
-    """Group the batches that are updated together.
-
-    For each group, return whether a fused kernel updates it. A large batch is its own group.
-    """
+    """Group the batches that are updated together, with whether a fused kernel does so. Large batches stand alone."""
     on_gpu = all(parameter.device.type == "cuda" for batch in batches for parameter in batch.parameters)
     is_large = [on_gpu and has_triton() and batch.numbers >= _LARGE_NUMBERS for batch in batches]
     small = [batch for batch, large in zip(batches, is_large, strict=True) if not large]
@@ -470,8 +438,7 @@ def _norm(gram_NRR: Tensor) -> Tensor:
 
 
 def newton_schulz_flops(settings: MuonSettings, named: Mapping[str, Tensor]) -> int:
-    """Return the floating-point operations of one optimizer step's iterations, which compute A = X Xᵀ, A², and the
-    product with X.
+    """Return the floating-point operations of a step's iterations: A = X Xᵀ, A², and the product with X.
 
     The first two products are symmetric, but are counted in full. Elementwise operations are not counted.
     """

@@ -42,10 +42,7 @@ class OptimizerPart(Part):
 
 
 MOST_INIT = 0.01
-"""If the share of the initial weights in an average exceeds this value, a run warns.
-
-A smaller share is not visible in samples.
-"""
+"""A run warns of a larger share of the initial weights in an average. A smaller share is not visible in samples."""
 
 
 class AverageSettings(Settings):
@@ -69,9 +66,7 @@ class AverageSettings(Settings):
         return 0.0
 
     def init_warning(self, steps: int) -> str | None:
-        """Return a warning if the share of the initial weights in the average after `steps` steps exceeds
-        `MOST_INIT`.
-        """
+        """Return a warning if the initial weights' share of the average after `steps` steps exceeds `MOST_INIT`."""
         if (share := self.init_share(steps)) <= MOST_INIT:
             return None
         return (
@@ -80,9 +75,7 @@ class AverageSettings(Settings):
         )
 
     def sampled(self, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the weights that sampling uses, given the tensors of an average in a checkpoint."""
         return dict(stored)
 
     def snapshot_due(self, step: int, steps: int) -> bool:
-        """Return whether a snapshot of the average is due at `step`."""
         return False

@@ -43,10 +43,7 @@ class PowerEmaSettings(Part, AverageSettings):
         return PowerEma(self.lengths, weights)
 
     def sampled(self, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the average of the first length.
-
-        Before the first update, return nothing. Sampling then uses the weights themselves.
-        """
+        """Return the first length's average, or before the first update nothing: sampling then uses the weights."""
         return under(prefix(self.lengths[0]), stored) if stored[UPDATES] else {}
 
     def snapshot_due(self, step: int, steps: int) -> bool:

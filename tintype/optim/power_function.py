@@ -55,10 +55,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class Mixture:
-    """Weights of stored profiles that approximate another profile, and the residual.
-
-    The residual is relative to the profile's norm.
-    """
+    """Weights of stored profiles that approximate another profile, and the residual relative to that profile's norm."""
 
     weights: tuple[float, ...]
     residual: float

@@ -23,7 +23,6 @@ _EPS = 1e-10
 
 
 def row_slot(parameter: Tensor) -> Form:
-    """Return the shape and dtype of a parameter's running means."""
     return Form(parameter.shape[:1], parameter.dtype)
 
 

@@ -39,7 +39,6 @@ class Spread:
         return self._to_replicas(found, held[0]) if self.layout.replicas > 1 else found
 
     def _row(self, replica: int) -> list[int]:
-        """Return the matrices assigned to a replica."""
         return [index for index in range(len(self.shapes)) if (self.first + index) % self.layout.replicas == replica]
 
     def _owned_by(self, shard: int) -> list[int]:
@@ -48,7 +47,6 @@ class Spread:
         return [index for index in self._row(self.layout.replica) if (self.first + index) // replicas % shards == shard]
 
     def _shape(self, index: int, shard: int) -> tuple[int, ...]:
-        """Return the shape of a matrix's shard."""
         rows, *others = self.shapes[index]
         return rows_of_shard(rows, shard, self.layout.shards), *others
 

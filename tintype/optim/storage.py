@@ -75,10 +75,7 @@ class Storage:
         return {COMPENSATION: form_of(weight)} if compensated else {}
 
     def generator(self, device: torch.device, update: int, sharded: bool = False) -> torch.Generator | None:
-        """Return the random generator of an update.
-
-        The generator depends only on the seed and the update's number, so it has no state to save.
-        """
+        """Return an update's random generator, which depends only on seed and number, so it has no state to save."""
         if self.rounding != "stochastic":
             return None
         shard = f"/{self.shard}" if sharded and self.shard else ""
@@ -90,9 +87,6 @@ EXACT = Storage()
 
 
 def round_stochastically(value: Tensor, generator: torch.Generator) -> Tensor:
-    """Round fp32 to bf16, up or down at random, so that the mean is exact.
-
-    Random bits are added below the kept bits.
-    """
+    """Round fp32 to bf16 with an exact mean: random bits are added below the kept bits."""
     noise = torch.randint(0, 1 << 16, value.shape, dtype=torch.int32, device=value.device, generator=generator)
     return ((value.view(torch.int32) + noise) & _KEPT_BITS).view(torch.float32).to(torch.bfloat16)

@@ -15,10 +15,7 @@ from torch.utils._triton import has_triton
 _COPIED_BYTES = 16
 """Alignment in bytes that bulk copies require of addresses and row strides."""
 FEWEST_ROWS = 1024
-"""Minimum number of rows for the kernel.
-
-With fewer rows, the host limits the speed, and half a product saves no time.
-"""
+"""Minimum number of rows for the kernel. With fewer, the host limits the speed, and half a product saves nothing."""
 
 
 def gram(x_NRC: Tensor) -> Tensor:
@@ -31,12 +28,11 @@ def gram(x_NRC: Tensor) -> Tensor:
 
 
 def bracket(gram_NRR: Tensor, a: float, b: float, c: float, norm_N: Tensor | None = None) -> Tensor:
-    """Return the bracket a I + b A + c A² for a symmetric A.
+    """Return a I + b A + c A² for a symmetric A.
 
-    If the norms n of X are given, where A = X Xᵀ, return a scaled bracket.
-
-    The scaled bracket is (a I + b A / n² + c A² / n⁴) / n. The product of this bracket with X is the iteration's step
-    from X / n, without computing X / n. The kernel adds in fp32 and rounds once. n⁴ must be less than 3e38.
+    If the norms n of X are given, where A = X Xᵀ, return (a I + b A / n² + c A² / n⁴) / n. The product of this bracket
+    with X is the iteration's step from X / n, without computing X / n. The kernel adds in fp32 and rounds once. n⁴ must
+    be less than 3e38.
     """
     if not _takes(gram_NRR):
         return _bracket(gram_NRR, a, b, c, norm_N)

@@ -16,10 +16,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 _SMALL_ROWS = 1024
 _DEPTH = 64
-"""Length of the blocks in which the kernel sums.
-
-The length of blocks is equal in all configurations. So all configurations add in the same order and give the same bits.
-"""
+"""Length of the blocks in which all configurations sum, so that all give the same bits."""
 
 
 def product(x_NRC: Tensor, gram_NRR: Tensor | None, norm_N: Tensor, a: float, b: float, c: float) -> Tensor:

@@ -21,11 +21,10 @@ from tintype.train.record import RunRecord
 
 BINS = 120
 FIRST = ("flow", "validation_loss", "grad_norm", "loss", "images_per_s", "lr")
-"""Names of the curves that a page shows first, in this order."""
 Band: TypeAlias = list[tuple[float | None, ...]]
 """Tuples (step, seconds, mean, lowest, highest, operations) for the bins with values.
 
-In stored curves, seconds are None. Operations are None if they were not counted.
+Stored curves have no seconds. Operations are None if they were not counted.
 """
 _Bins: TypeAlias = tuple[NDArray[np.float64], NDArray[np.float64]]
 
@@ -61,9 +60,9 @@ class Curves:
         self.flops = Flops()
 
     def read(self, budget_s: float = 0.25) -> bool:
-        """Read new lines of the logs, one run after the other, for at most `budget_s` seconds.
+        """Read new lines of the logs, run after run, for at most `budget_s` seconds; return whether all were read.
 
-        Return whether all runs were read. If not, the next call continues with the next run.
+        The next call continues with the next run.
         """
         end = time.monotonic() + budget_s
         for _ in range(len(self.runs)):
@@ -85,7 +84,7 @@ class Curves:
             self.problems.pop(run.hash, None)
 
     def names(self) -> list[str]:
-        """Return the names of all curves, with the names in `FIRST` first.
+        """Return the names of all curves, those in `FIRST` first.
 
         If the objective is the only loss, the curve `loss` is left out, since it would equal the curve `flow`.
         """
@@ -97,7 +96,6 @@ class Curves:
         return [*(name for name in FIRST if name in found), *sorted(set(found) - set(FIRST))]
 
     def band(self, arm: str, name: str) -> Band:
-        """Return the mean and the range of a curve over an arm's seeds."""
         with self._lock:
             rows = [bins for run in self.runs if run.arm == arm and (bins := self._bins(run.hash, name)) is not None]
         until = self.flops.costs.get(arm)
@@ -109,10 +107,7 @@ class Curves:
             self.versions[arm] += 1
 
     def _bins(self, run: str, name: str) -> _Bins | None:
-        """Return the values and seconds of a run's curve in each bin, cached until the curve grows.
-
-        The value of an empty bin is NaN.
-        """
+        """Return a curve's values and seconds in each bin, NaN for an empty bin, cached until the curve grows."""
         log = self.metrics[run]
         if name not in log.series:
             return None

@@ -19,8 +19,6 @@ _INNER = (CHECKPOINTS, EVALUATION, SNAPSHOTS, KEPT, "leases", "runs", "replicati
 
 @dataclass(frozen=True)
 class FoundStudy:
-    """A study in the served folder."""
-
     path: str
     """Path relative to the served folder; empty for the served folder itself."""
     name: str
@@ -42,7 +40,6 @@ def is_study(folder: Path) -> bool:
 
 
 def is_pipeline(folder: Path) -> bool:
-    """Return whether the folder has a diffusers pipeline with a transformer."""
     return (folder / "model_index.json").is_file() and (folder / "transformer").is_dir()
 
 
@@ -51,10 +48,7 @@ def can_sample(folder: Path) -> bool:
 
 
 def find(root: Path) -> tuple[list[FoundStudy], list[FoundRun]]:
-    """Return the studies below a folder, and the runs and pipelines that belong to no study.
-
-    Links to targets outside of the folder are not followed.
-    """
+    """Return the studies below a folder, and the runs and pipelines that belong to none. Links out are not followed."""
     studies, runs, waiting, seen = list[FoundStudy](), list[FoundRun](), [(root, 0)], 0
     while waiting and seen < _MOST_FOLDERS:
         folder, depth = waiting.pop(0)

@@ -1,5 +1,4 @@
-"""Count the operations that a run has computed up to each step, in the way of `tintype plan cost`, for the x axis of
-curves.
+"""Count a run's operations up to each step, in the way of `tintype plan cost`, for the x axis of curves.
 
 Counting builds the networks without weights, which takes seconds for a large model. So operations are counted in a
 separate thread, and only after a user of the page asks for them. Plans that differ only in their seeds are counted only
@@ -36,8 +35,6 @@ def count(plan: Plan) -> PlanCost | str:
 
 
 class Flops:
-    """Operations of the plans of a page, by arm."""
-
     def __init__(self) -> None:
         self.costs: dict[str, PlanCost] = {}
         self.missing: dict[str, list[str]] = {}
@@ -45,10 +42,7 @@ class Flops:
         self._asked: frozenset[str] = frozenset()
 
     def ask(self, plans: Mapping[str, Plan], on_counted: Callable[[str], None]) -> None:
-        """Count the operations of new plans in a thread.
-
-        `on_counted` is called with each arm after its plan was counted.
-        """
+        """Count the operations of new plans in a thread, and call `on_counted` with each finished arm."""
         new = {arm: plan for arm, plan in plans.items() if arm not in self._asked}
         if new:
             self._asked |= set(new)

@@ -1,7 +1,4 @@
-"""Render the fragments, which are the parts of a page that change.
-
-The server renders the parts, and sends a browser the parts that have changed.
-"""
+"""Render the fragments: the changing parts of a page, of which a browser gets those that have changed."""
 
 from __future__ import annotations
 
@@ -128,7 +125,6 @@ def stored_fragments(
 
 
 def _machines(results: StudyResults) -> list[str]:
-    """Return the devices on which the runs were trained."""
     named = [str(run.environment.get("device", "")) for arm in results.arms for run in arm.runs]
     return sorted({one for one in named if one})
 
@@ -155,13 +151,12 @@ def compare_fragments(compared: SideBySide, paths: Sequence[str], colours: Mappi
 
 
 def picked_fragments(path: str, folder: Path) -> Fragments:
-    """Render the images that a user picked in the playground. The fragment is empty if the user picked no images."""
+    """Render the images that a user picked in the playground; empty if there are none."""
     picked = [(one, address(path, one.image)) for one in read_picked(folder)]
     return {"picked": _rendered("picked", picked=picked, PICKED_LEAD=LEAD)}
 
 
 def run_fragments(path: str, folder: Path, plan: Plan, curves: Curves) -> Fragments:
-    """Render the fragments of a run's page."""
     log = next(iter(curves.metrics.values()))
     diverged = RunRecord(folder).failure == "diverged"
     steps, step = plan.train.steps, int(log.last.get("step", 0))

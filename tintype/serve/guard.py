@@ -1,5 +1,4 @@
-"""Check each request before it is answered, by its host, its token, its origin and its path, which must be in the
-served folder.
+"""Check each request by its host, its token, its origin, and its path, which must be in the served folder.
 
 Any web page that is open in a browser can make the browser send requests to this machine. So the `Host` header of a
 request must name this server. A request is refused if its `Host` header is a foreign name that resolves to this
@@ -50,7 +49,6 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-"""HTTP headers of every response."""
 
 
 class RefusedError(Exception):
@@ -85,10 +83,7 @@ class Guard:
 
     @property
     def cookie(self) -> str:
-        """Return the name of the cookie that holds the token.
-
-        The name contains the port, since servers on all ports of a machine share their cookies.
-        """
+        """Return the cookie's name. It has the port, since servers on all ports of a machine share their cookies."""
         return f"tintype-{self.port}"
 
     def check(self, method: str, target: str, headers: Headers) -> None:

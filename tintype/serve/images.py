@@ -50,10 +50,7 @@ class Grid:
     title: str
     prompts: list[str]
     arms: list[tuple[str, str, str]]
-    """Tuples (name, CSS class of the colour, run) for the columns.
-
-    The run is empty if the name already identifies the run.
-    """
+    """Tuples (name, CSS class of the colour, run) of the columns. A name that identifies the run leaves it empty."""
     cells: list[list[Cell]]
     """One row per prompt, with one cell per column."""
     steps: list[int] = field(default_factory=list)
@@ -64,7 +61,6 @@ class Grid:
 
     @property
     def is_read(self) -> bool:
-        """Return whether any image was checked against the words of its prompt."""
         return any(cell.wrong for row in self.cells for cell in row)
 
 
@@ -138,15 +134,11 @@ def image_at(path: str, name: str, folder: Path, kept: Mapping[str, bytes]) -> s
 
 
 def address(path: str, name: str) -> str:
-    """Return the URL of an image in the folder of a study or a run."""
     return "/image/" + quote(f"{path}/{name}".lstrip("/"))
 
 
 def shared_grids(runs: Sequence[ComparedRun], paths: Sequence[str], colours: Mapping[str, str]) -> list[Grid]:
-    """Return one grid for each set of prompts and noise that at least two runs have sampled.
-
-    The grids contain all steps.
-    """
+    """Return a grid of all steps for each set of prompts and noise that at least two runs have sampled."""
     found: dict[tuple[str, tuple[str, ...]], dict[str, list[Cell]]] = {}
     for run, path in zip(runs, paths, strict=True):
         for file in run.result_files:
@@ -175,10 +167,7 @@ def shared_grids(runs: Sequence[ComparedRun], paths: Sequence[str], colours: Map
 
 @lru_cache(maxsize=64)
 def _made_of(scored: ScoredData, protocol: Protocol, count: int) -> tuple[str, tuple[str, ...]]:
-    """Return a hash of the images' settings and noise, and the first prompts.
-
-    The prompts are empty if the data is missing.
-    """
+    """Return a hash of the images' settings and noise, and the first prompts; no prompts if the data is missing."""
     sampling = protocol.conditions[0]
     try:
         prompts = tuple(sampling_prompts(scored, protocol, sampling)[:count])

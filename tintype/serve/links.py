@@ -1,7 +1,4 @@
-"""Find links in studies and runs that point outside of the served folder.
-
-A study or run with such a link is not shown.
-"""
+"""Find links that point outside of the served folder. A study or run with such a link is not shown."""
 
 from __future__ import annotations
 
@@ -15,22 +12,13 @@ from tintype.train.record import CHECKPOINTS, KEPT, SNAPSHOTS
 _DEEPEST = 6
 _MOST_FOLDERS = 100_000
 _UNREAD = (CHECKPOINTS, SNAPSHOTS, KEPT, "samples")
-"""Subfolders of a run that no page shows, so that their links are not checked.
-
-These subfolders are large and may be on another disk.
-"""
+"""Subfolders of a run without a link check: no page shows them, and they are large or on another disk."""
 _SETTLED_NS = 1_000_000_000
-"""A folder's listing is cached only if the folder's last change is at least this old, in nanoseconds.
-
-Any later change then certainly gives the folder another modification time.
-"""
+"""Minimum age of a folder's last change to cache its listing: later changes then get another modification time."""
 
 
 class Links:
-    """Finder of links that point outside of the served folder.
-
-    Listings of folders are cached until the folder changes.
-    """
+    """Finder of links that point outside of the served folder. Listings are cached until a folder changes."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -38,10 +26,7 @@ class Links:
         """For each folder: inode, modification time, subfolders and links."""
 
     def stay_inside(self, folder: Path) -> bool:
-        """Return whether all links in the folder of a study or run point inside the served folder.
-
-        The check includes links in the targets of these links.
-        """
+        """Return whether all links in a study's or run's folder, and in their targets, stay in the served folder."""
         waiting, seen = [(str(folder), 0)], {str(folder)}
         for place, depth in waiting:
             folders, links = self._list(place)

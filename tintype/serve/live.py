@@ -80,10 +80,7 @@ class Live(ABC):
         """Read the new content of the files, and return whether more can be read immediately."""
 
     def ask(self, wait_s: float = 0.0) -> None:
-        """Keep the page up to date for the next seconds.
-
-        Wait at most `wait_s` seconds for the first read of the page.
-        """
+        """Keep the page up to date for the next seconds. Wait at most `wait_s` seconds for its first read."""
         with self.changed:
             self._asked_s = time.monotonic()
             if not self._reading:
@@ -132,10 +129,7 @@ class Live(ABC):
             raise
 
     def _keep_reading(self) -> bool:
-        """Return whether a request was received recently.
-
-        If not, this thread ends, and the next request starts a new thread.
-        """
+        """Return whether a request came recently. Otherwise this thread ends, and the next request starts a new one."""
         with self.changed:
             self._reading = time.monotonic() - self._asked_s < _IDLE_S
             return self._reading
@@ -167,7 +161,6 @@ class Live(ABC):
                 )
 
     def _folders(self) -> list[Path]:
-        """Return the folders that this page reads."""
         return [self.folder]
 
     def _look_picked(self) -> None:
@@ -231,7 +224,6 @@ class LiveStudy(Live):
         return not is_read
 
     def settle(self) -> None:
-        """Wait until the current comparison of runs has finished."""
         if self._comparing is not None:
             self._comparing.join()
 
@@ -253,8 +245,7 @@ class LiveStudy(Live):
     def _compare(self, study: Study, status: StudyStatus) -> None:
         """Compare the finished runs. Rows remain incomplete until all runs of an interim analysis have finished.
 
-        The comparison has its own thread, so that it does not delay the reading of files. The thread pauses after each
-        comparison.
+        The comparison pauses after itself, and has its own thread, so that it does not delay the reading of files.
         """
         began_s = time.monotonic()
         names = {(run.arm, run.seed): run.hash for run in status.runs}
@@ -320,8 +311,6 @@ class LiveStudy(Live):
 
 
 class LiveRun(Live):
-    """The web page of one run."""
-
     def look(self) -> bool:
         """Read the plan at the first call, and new lines of the logs at every call."""
         if not self.curves.runs:
@@ -383,9 +372,6 @@ class LiveCompare(Live):
 
 
 def _colours(arms: list[tuple[str, str, str]]) -> dict[str, str]:
-    """Return the CSS class of each arm's colour by the arm's label; `arms` are triples (label, name, role).
-
-    Reports use the same CSS classes.
-    """
+    """Return each arm's CSS class, as in reports, by label; `arms` are triples (label, name, role)."""
     named = list(dict.fromkeys(name for _, name, role in arms if role == "arm"))
     return {label: f"arm-{named.index(name) % 8}" if role == "arm" else f"arm-{role}" for label, name, role in arms}

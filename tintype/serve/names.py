@@ -13,10 +13,7 @@ from tintype.study.status import every_task, stamps
 MOST = 400
 """Largest number of studies in the cache of run names."""
 _FILES = ("study.yaml", "baseline.yaml", "baselines", "runs")
-"""Files and folders of a study that change when its runs change.
-
-A tuned run starts only after its values were chosen.
-"""
+"""Files and folders that change when a study's runs change. A tuned run starts only after its values were chosen."""
 
 
 class RunNames:

@@ -43,7 +43,6 @@ class Overview:
         self._done = 0
 
     def read(self) -> None:
-        """Read the files of the study that have changed."""
         try:
             self.status = None if is_stored(self.folder) else self._reader.read()
             self._read_results()
@@ -72,7 +71,6 @@ class Overview:
         self._show_best_image(self.results)
 
     def _show_best_image(self, results: StudyResults) -> None:
-        """Choose an image of the arm with the highest rank."""
         first = results.by_resolution()[0]
         sampled = [(arm, run) for arm in [*ranked_arms(first), baseline_of(first)] if (run := arm.sampled_run)]
         if not sampled:
@@ -116,7 +114,7 @@ class Overview:
     def verdicts(self) -> list[tuple[str, list[str]]]:
         """Return (verdict, arms with this verdict), with decided verdicts first and undecided arms last.
 
-        If an arm has the verdict on only some of the primary metrics, the text names the metric.
+        The text names the metrics if only some primary metrics have the verdict.
         """
         rows = [row for row in self.results.rows(primary=True) if row.kind == "arm"] if self.results else []
         metrics = {row.metric.name for row in rows}
@@ -163,7 +161,6 @@ class LiveIndex(Live):
         super().__init__(folder, "")
         self._inside = links
         self.studies: dict[str, Overview] = {}
-        """The studies, by their paths in the served folder."""
         self._runs: list[FoundRun] = []
         self._next = 0
         self._rested_s = 0.0

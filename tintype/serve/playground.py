@@ -42,8 +42,6 @@ _KEPT_JOBS = 32
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits for a single request, and for the number of waiting requests."""
-
     prompt: int = 1000
     seed: int = 2**31 - 1
     steps: int = 250
@@ -94,10 +92,7 @@ class Request(Settings):
 
 @dataclass(frozen=True)
 class Made:
-    """A finished image with its settings."""
-
     folder: Path
-    """Folder of the run that made the image."""
     png: bytes
     settings: Mapping[str, str | int | float]
 
@@ -281,7 +276,6 @@ class Playground:
 
 
 def _weights_words(folder: Path, model: Model, request: Request) -> str:
-    """Describe the loaded weights of a run."""
     if request.weights == "length":
         return f"average of length {request.ema:g}"
     if not is_run(folder):

@@ -1,7 +1,4 @@
-"""Web server of `tintype serve` for the pages, images and event streams of one folder.
-
-The server needs only Python's standard library.
-"""
+"""Web server of `tintype serve` for one folder's pages, images and event streams, with the standard library only."""
 
 from __future__ import annotations
 
@@ -119,7 +116,6 @@ class LiveServer(ThreadingHTTPServer):
         return self._shared((kind, folder), lambda: kind(folder, self.relative(folder), self.links))
 
     def compared(self, runs: Sequence[tuple[str, str, Path]]) -> Live:
-        """Return the state of a page that compares runs side by side."""
         return self._shared((LiveCompare, *runs), lambda: LiveCompare(runs, self.links))
 
     def _shared(self, key: tuple[object, ...], make: Callable[[], Live]) -> Live:
@@ -150,15 +146,12 @@ class LiveServer(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Handler of one HTTP request."""
-
     server: LiveServer
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "tintype", ""
     timeout = 30.0
 
     def do_GET(self) -> None:
-        """Respond with a page, an image, a style sheet, a script, or an event stream."""
         with self._refusals():
             self.server.guard.check("GET", self.path, self.headers)
             if self._takes_token():
@@ -313,10 +306,7 @@ class Handler(BaseHTTPRequestHandler):
         self._send_page("playground.html.j2", title="Playground", **shown)
 
     def _runs(self, *, sampled: bool = False) -> Iterator[dict[str, str]]:
-        """Yield the path and the name of each run.
-
-        If `sampled` is True, yield only diffusers pipelines, and runs with weights that can be sampled.
-        """
+        """Yield the path and name of each run; if `sampled` is True, only pipelines and runs that can be sampled."""
         studies, runs = find(self.server.root)
         left = _MOST_RUNS
         for run in runs:
@@ -519,10 +509,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def follow(live: Live, metrics: list[str], *, flops: bool = False) -> Iterator[tuple[str, object]]:
-    """Yield the events of a page, which are fragments and curves that the browser does not have yet.
-
-    If `flops` is True, also count operations for the curves.
-    """
+    """Yield the fragments and curves that the browser does not have yet, if `flops` with counted operations."""
     fragments, problem, version = dict[str, str](), "", -1
     curves, arms, names = None, dict[tuple[str, str], int](), list[str]()
     while True:

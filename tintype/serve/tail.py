@@ -1,5 +1,4 @@
-"""Read the logs of a run while the files grow. Each read takes only the new bytes, and the number of stored points is
-limited.
+"""Read a run's logs while they grow. Each read takes only the new bytes, and few points are stored.
 
 If a file is long at its first read, one line is read for each point, at equal distances. All later lines are read. The
 value of a point is the mean over the lines that the point represents.
@@ -19,10 +18,7 @@ from tintype.runtime.files import SEAL, check_first_line, finite
 from tintype.train.record import curve_numbers
 
 POINTS = 120
-"""Minimum number of points of a series, once enough values were logged.
-
-The maximum number of points is twice as large.
-"""
+"""Minimum number of points of a series once enough values were logged. The maximum is twice as large."""
 _WHOLE_BYTES = 192 * 1024
 """If a file or its new part is larger than this size, only some of its lines are read."""
 _LONGEST_LINE = 64 * 1024
@@ -63,10 +59,7 @@ class Series:
         return self.step, self.seconds, self.value, self.weight
 
     def _merge(self, index: int, step: float, seconds: float, value: float, weight: float) -> None:
-        """Add a line to a point.
-
-        The value of the point is the mean of its lines; its step and time come from the last line.
-        """
+        """Add a line to a point, whose value is the mean of its lines, with the last line's step and time."""
         whole = self.weight[index] + weight
         self.value[index] += (value - self.value[index]) * weight / whole
         self.step[index], self.seconds[index], self.weight[index] = step, seconds, whole
@@ -81,12 +74,9 @@ class Series:
 
 
 class MetricsLog:
-    """The numbers in one `metrics.jsonl`."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self.version = 0
-        """Version of the content, which increases with every change."""
         self._forget()
 
     def _forget(self) -> None:
@@ -100,8 +90,7 @@ class MetricsLog:
         self._offset, self._file, self._line = 0, 0, 0
 
     def read(self) -> bool:
-        """Read the new lines, and return whether there were new lines. A replaced file is read again from its
-        beginning.
+        """Read the new lines, and return whether there were any. A replaced file is read again from its beginning.
 
         Raise if the log belongs to another run.
         """

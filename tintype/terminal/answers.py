@@ -28,7 +28,6 @@ EXIT_CODES = {
     141: "the reader of stdout went away",
     143: "stopped by SIGTERM; the same command resumes",
 }
-"""Meaning of each exit code."""
 _NONE, _WRITTEN = object(), object()
 
 
@@ -58,7 +57,6 @@ def put_now(document: object) -> None:
 
 
 def exit_code(error: BaseException) -> int:
-    """Return the exit code of a command that ends by this error."""
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     if isinstance(error, Interrupted):
@@ -69,7 +67,6 @@ def exit_code(error: BaseException) -> int:
 
 
 def write_error(code: int, message: str, stream: TextIO | None = None) -> None:
-    """Write the document of a command that ended by an error."""
     _write(_error(code, message), stream or sys.stdout)
 
 
@@ -92,7 +89,6 @@ def one_document(silent: Callable[[], bool] = lambda: False) -> Iterator[None]:
 
 
 def _ended(error: BaseException) -> dict[str, object]:
-    """Return the document of a command that ended by an exception."""
     code = exit_code(error)
     if isinstance(error, UserError):
         return _error(code, str(error), error.problem, error.fix)

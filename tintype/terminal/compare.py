@@ -22,8 +22,6 @@ _SHOWN_STEPS = 10
 
 
 class SideBySideTables(View[SideBySide]):
-    """View of `compare`, which shows tables that compare runs side by side."""
-
     def show(self, result: SideBySide) -> None:
         show_side_by_side(result, self.console)
 

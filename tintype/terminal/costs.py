@@ -172,10 +172,10 @@ def _days(days: float) -> str:
 
 
 def show_study_cost(found: StudyEstimate, console: Console) -> None:
-    """Print the cost of a run of each arm on one GPU, and the cost of all runs together.
+    """Print the cost of a run of each arm on one GPU, and of all runs. Print the first arm's memory by component.
 
-    Each arm has a separate memory peak. The first arm's peak is printed by component. A study for the CPU gets one line
-    without time, and notes on costs that are not counted.
+    Each arm has a separate memory peak. A study for the CPU gets one line without time, and notes on costs that are not
+    counted.
     """
     missing = [text for one in found.arms for text in one.cost.missing]
     if not found.for_gpu:

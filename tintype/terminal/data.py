@@ -33,8 +33,6 @@ from tintype.terminal.view import R, View
 
 
 class ShapeSetting(View[Shapes]):
-    """View of the chosen shapes, as a setting for a plan."""
-
     def show(self, result: Shapes) -> None:
         say(self.console, result.setting)
 
@@ -106,8 +104,6 @@ def next_commands(path: Path) -> str:
 
 
 class _Images(View[R]):
-    """View that shows the progress of a command over the images of a store."""
-
     doing: ClassVar[str]
 
     @contextmanager
@@ -161,8 +157,6 @@ class InspectedStore(_Images[Inspection]):
 
 
 class _Checking(View[R]):
-    """View that shows the progress of a command that reads all files of a store."""
-
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
         with Progress("checking", kept="nothing was changed; run the same command again") as bars:

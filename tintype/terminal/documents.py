@@ -16,7 +16,6 @@ class _Open(BaseModel):
 
 class Failure(BaseModel):
     code: int
-    """The exit code of the command."""
     message: str
     """The problem and the fix in one text."""
     problem: str
@@ -26,8 +25,6 @@ class Failure(BaseModel):
 
 
 class ErrorDocument(BaseModel):
-    """Document of a command that failed."""
-
     model_config = ConfigDict(extra="forbid")
 
     error: Failure
@@ -36,7 +33,6 @@ class ErrorDocument(BaseModel):
 class Trained(_Open):
     folder: str
     plan: str
-    """Hash of the plan."""
     step: int
     already_done: bool
 
@@ -66,9 +62,9 @@ class CostRow(_Open):
 
 
 class PriorityRow(_Open):
-    """The priority of an arm, or of the baseline, for one primary metric.
+    """The priority of an arm, or of the baseline, for a primary metric. Gains are fractions of the baseline's mean.
 
-    Gains are fractions of the baseline's mean. A larger gain is better.
+    A larger gain is better.
     """
 
     arm: str
@@ -77,10 +73,7 @@ class PriorityRow(_Open):
     verdict: str
     """The arm's verdict, or the reason why the arm is not ranked; empty for the baseline."""
     gain: float | None
-    """The gain, corrected for selection if there is a verdict.
-
-    The gain is None for the baseline and for arms without a rank.
-    """
+    """The gain, corrected for selection if there is a verdict; None for the baseline and for arms without a rank."""
     low: float | None
     high: float | None
     equal_time: float | None
@@ -89,10 +82,7 @@ class PriorityRow(_Open):
     equal_time_high: float | None
     step_s: float | None
     cost: float | None
-    """Step time divided by the baseline's step time.
-
-    The value is None if no run that had a GPU to itself measured it.
-    """
+    """Step time divided by the baseline's; None without a measurement on a GPU that no other run used."""
     rank_low: int | None
     rank_high: int | None
     """The worst possible rank; `rank_low` is the best possible rank. Both ranks are None for a plan without a rank."""
@@ -104,7 +94,6 @@ class PriorityRow(_Open):
 
 class Reported(_Open):
     report: str
-    """Path of the HTML report."""
     results: str
     verdicts: list[VerdictRow]
     notes: list[dict[str, Any]]
@@ -117,7 +106,7 @@ class Reported(_Open):
 
 class Ran(Reported):
     done: int | None = None
-    """Number of finished runs of this command. The value is None if the command used the runs of a finished study."""
+    """Number of finished runs of this command; None if it used the runs of a finished study."""
     total: int | None = None
     failed: list[str] = []
     left: str = ""
@@ -158,7 +147,6 @@ class Judged(_Open):
     verdicts: list[JudgedRow]
     notes: list[str]
     report: str | None
-    """Path of the report; None without `--out`."""
 
 
 class PlanShown(_Open):
@@ -183,13 +171,11 @@ class ExportedFolder(Pushed):
 class ImportedRun(_Open):
     folder: str
     plan: str
-    """Hash of the plan."""
     notes: list[str]
 
 
 class WrittenCard(_Open):
     text: str
-    """The text of the card."""
     file: str | None
     """Path of the written card; None without `--out`."""
     warnings: list[str]

@@ -24,10 +24,7 @@ NOTHING_HARMED = "no file is left half written; run the same command again"
 
 
 class Interrupted(BaseException):
-    """Raised when the command receives a signal.
-
-    `kept` states what is saved and how to resume; None if the command did not set it.
-    """
+    """Raised when the command receives a signal. `kept` states what is saved and how to resume, if this is known."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -42,16 +39,12 @@ class _State:
     signal: int | None = None
     """The number of the signal for which `Interrupted` was raised."""
     words = ""
-    """The last line that the interrupted command printed."""
     hook: Callable[[sys.UnraisableHookArgs], object] = sys.unraisablehook
     """The hook for unraisable exceptions that was installed before."""
 
 
 def begin_command() -> None:
-    """Reset the state that an earlier command in this process left.
-
-    Install a hook that gets each `Interrupted` that Python drops.
-    """
+    """Reset the state that an earlier command left, and install a hook that gets each `Interrupted` Python drops."""
     _State.begun, _State.signal, _State.words = False, None, ""
     if sys.unraisablehook is not _raise_again:
         _State.hook, sys.unraisablehook = sys.unraisablehook, _raise_again
@@ -63,17 +56,14 @@ def begin_work() -> None:
 
 
 def came() -> int | None:
-    """Return the number of the signal that was raised as `Interrupted`; None if there was none."""
     return _State.signal
 
 
 def last_words() -> str:
-    """Return the last line that an interrupted command printed; empty if there is none."""
     return _State.words
 
 
 def interrupt_command(number: int) -> None:
-    """Handle the first signal that a command gets."""
     if not _State.begun:
         end_before_work(number)
         return
@@ -99,7 +89,7 @@ def leave_training(number: int | None, step: int) -> NoReturn:
 def leave(number: int | None, kept: str) -> NoReturn:
     """End a command that the signal `number` has stopped.
 
-    The last line is not written by the console, which may be unusable if the signal came while it printed.
+    The console does not write the last line, since the signal may have come while it printed.
     """
     _State.words = f"interrupted: {kept}"
     if not progress_console.quiet:

@@ -20,8 +20,6 @@ _MOST_COLUMNS = 3
 
 
 class Verdicts(View[Judgement]):
-    """View of `judge`, which shows the table of verdicts, its notes, and the path of the report."""
-
     def show(self, result: Judgement) -> None:
         show_judgement(result, self.console)
         if page := self._page:
@@ -37,7 +35,6 @@ class Verdicts(View[Judgement]):
 
 
 def show_judgement(found: Judgement, console: Console) -> None:
-    """Print the table of verdicts and the notes."""
     shown = [one for one in found.metrics if one.primary] or list(found.metrics[:_MOST_COLUMNS])
     others = [one for one in found.metrics if one not in shown]
     heads = [f"{escape(one.name)} ({one.direction} is better)" for one in shown]

@@ -27,8 +27,9 @@ VERDICT_STYLE = {
 
 
 class EncodedConsole(Console):
-    """A console that replaces control characters and unsupported characters before it measures text, so that tables
-    stay aligned. The console's own escape codes for colours and cursor moves bypass the check of `runtime.streams`.
+    """A console that replaces control and unsupported characters before it measures text, to keep tables aligned.
+
+    The console's own escape codes for colours and cursor moves bypass the check of `runtime.streams`.
     """
 
     @property
@@ -49,10 +50,7 @@ class EncodedConsole(Console):
 
 
 progress_console = EncodedConsole(stderr=True, emoji=False)
-"""Console for progress and notes, on stderr, so that stdout holds only results.
-
-The console prints on the first rank only.
-"""
+"""Console for progress and notes of the first rank, on stderr, so that stdout holds only results."""
 
 
 def number(value: float | None, form: str = ".4g") -> str:

@@ -98,10 +98,7 @@ class Speed(View[Measurement]):
 
 @singledispatch
 def show(result: AnyResult, console: Console) -> None:
-    """Print a measurement in the format for its type.
-
-    The default format is one line per number or mapping of numbers.
-    """
+    """Print a measurement in its type's format, by default one line per number or mapping of numbers."""
     for name, value in (result if isinstance(result, dict) else asdict(result)).items():
         inner = value if isinstance(value, Mapping) else {"": value}
         rounded = {key: f"{v:.3g}" if isinstance(v, float) else v for key, v in inner.items()}
@@ -251,11 +248,7 @@ Cell = Callable[[Group], str]
 
 
 def _groups_table(seen: Seen, title: str) -> Table:
-    """Return a table with one line for the module inputs of each component of the model, and below it one line per kind
-    of tensor.
-
-    Empty columns are left out.
-    """
+    """Return a table without empty columns: each component's module inputs, and below them its kinds of tensors."""
     groups = seen.in_order
     columns: list[tuple[str, Cell]] = [
         ("size", lambda g: count(g.elements).replace(" ", "")),

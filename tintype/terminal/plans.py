@@ -60,7 +60,6 @@ def _plugin_of(name: str) -> str:
 
 
 def _options(options: type[Settings]) -> str:
-    """Return the options of a technique as text, each with its default if there is one."""
     shown = []
     for key, field in options.model_fields.items():
         if key == "kind":  # the options are a part, whose kind the technique sets
@@ -75,8 +74,6 @@ def _options(options: type[Settings]) -> str:
 
 
 class PlanText(View[Plan]):
-    """View of a plan, with its hash followed by the plan as YAML."""
-
     def show(self, result: Plan) -> None:
         sys.stdout.write(f"# hash: {result.hash}\n{result.to_yaml()}")
 
@@ -95,8 +92,6 @@ class PlanChanges(View["PlanDiff"]):
 
 
 class Schema(View[dict[str, Any]]):
-    """View of a schema, which is written as JSON with or without `--json`."""
-
     def show(self, result: dict[str, Any]) -> None:
         if not self.console.quiet:  # another rank prints it
             answers.put(result)

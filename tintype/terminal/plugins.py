@@ -66,7 +66,6 @@ class Checks(View[Checked]):
 
 
 def _show_result(result: Result, console: Console) -> None:
-    """Print one check on one line."""
     details = f" ({' '.join(result.details.split())})" if result.details else ""
     word, style = ("pass", None) if result.passed else ("FAIL", "red")
     say(console, f"{word}  {result.technique}: {result.check[0].lower()}{result.check[1:]}{details}", style)

@@ -13,9 +13,7 @@ from tintype.wording import rendered
 
 
 class Seeds(View[PowerPlan]):
-    """View of `power`, which shows the smallest change that each number of seeds detects, and the recommended number of
-    seeds.
-    """
+    """View of `power`, with the smallest change that each number of seeds detects, and the recommended number."""
 
     def show(self, result: PowerPlan) -> None:
         for reason in result.skipped:

@@ -27,24 +27,17 @@ if TYPE_CHECKING:
     from tintype.runtime.interrupt import Interrupt
 
 LOG_EVERY_S = 9.0
-"""Seconds between two lines in a log.
-
-A log gets a line at least every ten seconds, since the thread may wake up one second late.
-"""
+"""Seconds between lines in a log, for a line every ten seconds even if the thread wakes up one second late."""
 _SPEED_WINDOW_S = 30.0
 _SURE_S = 60.0
 _MOST_TIMES = 30.0
-"""The remaining time is shown after `_SURE_S` seconds of progress, or if it is at most this multiple of the elapsed
-time.
+"""The remaining time is shown after `_SURE_S` seconds, or if it is at most this multiple of the elapsed time.
 
 In the first minute, start-up and compilation can take longer than all steps.
 """
 _PERCENT_COLUMNS = 4
 _NAME_COLUMNS, _FEWEST_COLUMNS = 24, 16
-"""Number of columns that remain of a long name.
-
-The second number applies when all other text except the remaining time was dropped.
-"""
+"""Columns that remain of a long name, first usually, then after all other text but the remaining time was dropped."""
 _ROUNDING = 1e-6
 """Tolerance for rounding: After fifty steps of 1/50, an image must count as one image."""
 
@@ -57,8 +50,7 @@ def shows_bars(console: Console) -> bool:
 class Heartbeat:
     """Write `line()` to a log every `LOG_EVERY_S` seconds, from a thread, even while the main thread is busy.
 
-    If several of these threads run, only the newest one writes. Ranks other than the first write nothing, and nothing
-    is written to a terminal.
+    Only the newest of several such threads writes, only on the first rank, and not to a terminal.
     """
 
     _running: ClassVar[list[Heartbeat]] = []
@@ -81,10 +73,7 @@ class Heartbeat:
         self._running.remove(self)
 
     def write(self, repeat: bool = True) -> None:
-        """Write one line immediately. Without `repeat`, the line is written only if it differs from the last line.
-
-        If a log cannot be written, the command continues.
-        """
+        """Write one line now, without `repeat` only a new line. If a log cannot be written, the command continues."""
         if self._console.quiet or shows_bars(self._console):
             return
         before, self._last = self._last, (line := self._line())
@@ -232,8 +221,7 @@ class Progress:
         *,
         row: str = "",
     ) -> None:
-        """Update the progress bar of a row. Arguments that are None leave their values unchanged. A new `row` adds a
-        bar.
+        """Update the bar of a row; None leaves a value unchanged. A new `row` adds a bar.
 
         A new `doing` resets the bar to 0, without a total.
         """
@@ -244,7 +232,6 @@ class Progress:
         self._drawn.update(task, completed=bar.done, total=bar.total)
 
     def count(self, done: float, total: float) -> None:
-        """Update the first bar."""
         self.show(None, done, total)
 
     def remove(self, row: str) -> None:
@@ -319,8 +306,8 @@ class _Layout:
 def _fitting(bars: Sequence[Bar], width: int) -> _Layout:
     """Choose the layout that fits the width.
 
-    If space is short, the bar is left out first. The last items of the state, the remaining time, and the other items
-    of the state are left out next, in this order.
+    If space is short, the bar is left out first, then the last items of the state, the remaining time, and the other
+    items of the state.
     """
     longest, left = _widest(bar.doing for bar in bars), _widest(bar.left for bar in bars)
     most = max((len(bar.state) for bar in bars), default=0)
@@ -343,10 +330,7 @@ def _widest(texts: Iterable[str]) -> int:
 
 
 def _shortened(name: str, columns: int) -> str:
-    """Shorten a name that is too long by removing its middle.
-
-    The end of the name is not removed, since it distinguishes arms and seeds.
-    """
+    """Shorten a name that is too long by removing its middle. The end distinguishes arms and seeds."""
     if cell_len(name) <= columns:
         return name
     kept = max(columns - 1, 1)

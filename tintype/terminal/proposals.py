@@ -50,7 +50,6 @@ def show_proposal(found: Proposal, console: Console) -> None:
 
 
 def show_proposals(found: Sequence[Proposal], console: Console) -> None:
-    """Print all proposals to a study."""
     table = Table("", "proposal", "answer", "seeds", "spent", title="Proposals")
     for one in found:
         answer = f"[{_STYLE.get(one.answer, 'yellow')}]{one.answer}[/]: {escape(one.reason)}"

@@ -87,8 +87,6 @@ class Export(View["ExportedRun"]):
 
 
 class Import(View["ImportedModel"]):
-    """View of `import`, which shows the run that was made from a model."""
-
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
         with Progress(f"reading {self.given['source']}", kept=_NOTHING_WRITTEN):
@@ -133,10 +131,7 @@ class CardText(View["Card"]):
 
 
 class Push(View["Pushed | None"]):
-    """View of `push`, which shows the files, the question whether to upload them, and the address.
-
-    The exit code is 1 if the user declined.
-    """
+    """View of `push`, with the files, the question whether to upload them, and the address. A refusal exits with 1."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
@@ -204,10 +199,7 @@ def _show_pushed(pushed: Pushed | None, console: Console) -> None:
 
 
 class Mirror(View["list[SyncUnit] | Mirrored"]):
-    """View of `sync`, which shows progress and counts of a copy, or the list of files at a location.
-
-    The view reports damaged files as an error.
-    """
+    """View of `sync`, with the progress of a copy, or a location's files. Damaged files are an error."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:

@@ -99,8 +99,7 @@ def _show_events(record: RunRecord, step: int, console: Console) -> None:
 def _trained_words(out: Path, steps: int, lines: Sequence[dict[str, Any]], seconds: float) -> str:
     """Return a sentence on the finished training.
 
-    `lines` are the log lines of this command only, since an earlier command may have run at another speed on another
-    machine.
+    `lines` are those of this command only: an earlier one may have had another speed on another machine.
     """
     last = lines[-1] if lines else {}
     loss = f"final loss {last['loss']:.4f}" if last.get("loss") is not None else ""
@@ -127,8 +126,6 @@ def say_next(plan: Plan, out: Path, console: Console) -> None:
 
 
 class Sampling(View["Sampled"]):
-    """View of `sample`, which shows progress, and the paths of the images."""
-
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
         kept = f"images of whole batches are in {self.given['out']}; run the same command again"
@@ -142,8 +139,6 @@ class Sampling(View["Sampled"]):
 
 
 class Scores(View["MetricValues"]):
-    """View of `evaluate`, which shows progress, and the metrics."""
-
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
         run, images = self.given["run"], self.given["images"]
@@ -206,10 +201,7 @@ def show_evaluation(title: str, result: MetricValues, meanings: Mapping[str, Def
 
 
 class Lengths(View[Curve]):
-    """View of `ema`, which shows the progress of scoring weight averages, and their curve.
-
-    An interrupted command shows the curve too.
-    """
+    """View of `ema`, which shows the progress of scoring and the curve, also of an interrupted command."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:

@@ -18,10 +18,7 @@ from tintype.terminal.view import View
 
 
 class Serving(View[Served]):
-    """View of `serve`, which shows the address of the pages, which `--json` writes immediately.
-
-    No other line is written to a log.
-    """
+    """View of `serve`, with the pages' address, which `--json` writes immediately. A log gets no other line."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:

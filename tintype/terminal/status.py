@@ -31,7 +31,7 @@ _WORDS: dict[RunState, str] = {
 }
 """Description of each state of runs in the first line, in this order.
 
-The description of runs that an interim analysis may still need depends on the study.
+The study decides how runs that an interim analysis may still need are described.
 """
 
 
@@ -40,7 +40,6 @@ class Runs(View[StudyStatus]):
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
-        """Update the status in place with `--watch`."""
         if not self.given["watch"]:
             yield {}
             return

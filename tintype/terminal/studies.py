@@ -47,11 +47,8 @@ R = TypeVar("R")
 
 
 class OfRuns(View[R]):
-    """View of a command that trains or reads the runs of a study."""
-
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
-        """Show the progress of the current runs."""
         yield {"on_progress": ShownProgress(self.lines)}
 
     def show_results(self, result: Results) -> None:
@@ -63,8 +60,6 @@ class OfRuns(View[R]):
 
 
 class Verdicts(OfRuns[Results]):
-    """View of `report`, which shows the verdicts of a study, from a new comparison of its runs."""
-
     def show(self, result: Results) -> None:
         self.show_results(result)
         if self.given["without_data"]:
@@ -84,7 +79,6 @@ class Ablation(OfRuns[Results | PlannedStudy]):
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
-        """Show the planned study, followed by the progress of the current runs."""
         with super().calls() as calls:
             yield {"on_begin": self._begin, **calls}
 
@@ -115,9 +109,7 @@ class Ablation(OfRuns[Results | PlannedStudy]):
 
 
 class Replication(OfRuns[Results | PlannedReplication]):
-    """View of `replicate`, which shows the tested verdicts, the progress of the fresh runs, and the outcome for each
-    verdict.
-    """
+    """View of `replicate`, with the tested verdicts, the progress of the fresh runs, and each verdict's outcome."""
 
     def show(self, result: Results | PlannedReplication) -> None:
         if isinstance(result, Results):
@@ -139,7 +131,6 @@ class Workers(View[Worked]):
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
-        """Show the progress of the current runs."""
         yield {"on_progress": ShownProgress(self.lines, signal.SIGTERM)}
 
     def finish(self, result: Worked) -> None:
@@ -159,9 +150,7 @@ def _taken(result: Worked) -> str:
 
 
 class Launch(View[list[str]]):
-    """View of `launch`, which shows a line for each worker on another machine, and the command that shows the study's
-    progress.
-    """
+    """View of `launch`, with a line for each worker on another machine, and the command that shows the progress."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:

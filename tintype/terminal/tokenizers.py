@@ -26,8 +26,6 @@ from tintype.train.steps import Progress as StepProgress
 
 
 class _Steps(View[R]):
-    """View that shows the progress of a training in steps."""
-
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
         with stoppable("preparing", unit="steps") as (bars, interrupt):

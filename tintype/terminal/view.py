@@ -38,7 +38,6 @@ class View(Generic[R]):
         yield {}
 
     def show(self, result: R) -> None:
-        """Print the result."""
         raise NotImplementedError
 
     def document(self, result: R) -> object:
@@ -46,10 +45,7 @@ class View(Generic[R]):
         return result
 
     def finish(self, result: R) -> None:
-        """Print the result, or write the result as JSON.
-
-        End the command with the result's exit code if the code is not 0.
-        """
+        """Print the result or write it as JSON. End the command with the result's exit code if the code is not 0."""
         if not self.as_json:
             self.show(result)
         elif not self.console.quiet:  # another rank prints it

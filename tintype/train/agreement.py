@@ -27,10 +27,7 @@ def agree_on_plan(plan: Plan, world: World, **more: Any) -> None:
 
 @cache
 def code_digest() -> str:
-    """Return the SHA-256 over the package's Python files.
-
-    The hash is needed because an installed package may have no commit.
-    """
+    """Return the SHA-256 over the package's Python files, since an installed package may have no commit."""
     package = Path(tintype.__file__).parent
     digest = hashlib.sha256()
     for file in sorted(package.rglob("*.py")):
@@ -40,8 +37,7 @@ def code_digest() -> str:
 
 
 def log_stuck_rank(folder: RunFolder, finding: Finding, text: str) -> str:
-    """Log the rank for which the others wait, and return the message. Any rank may call this function, not only the
-    first.
+    """Log the rank for which the others wait, and return the message. Any rank may call this function.
 
     The event has the step of the newest checkpoint, since events of later steps are dropped when the run resumes.
     """

@@ -1,7 +1,4 @@
-"""Read the micro-batches of a step, with images, captions and cached teacher outputs.
-
-The tensor dimension B is the number of samples.
-"""
+"""Read the micro-batches of a step, with images, captions and cached teacher outputs. B is the number of samples."""
 
 from __future__ import annotations
 
@@ -36,7 +33,6 @@ class StepText:
 class Batch:
     ids: Sequence[int]
     image_BCHW: Tensor | None
-    """The images; None if the step does not need images."""
     captions: Sequence[str]
     text: TextTokens
     draws: Draws
@@ -50,10 +46,7 @@ class Batch:
 
 
 def _prefetch(parts: Session, first: int, count: int) -> None:
-    """Prefetch this rank's images for the next micro-batches, with the image size and batch size of their stages.
-
-    The cached outputs of `look` for these images are prefetched too.
-    """
+    """Prefetch this rank's images and cached outputs of `look`, with the image and batch sizes of their stages."""
     train, world = parts.plan.train, parts.world
     begin = first - world.rank * count
     for _ in range(PREFETCHED_BATCHES):
@@ -69,10 +62,7 @@ def _prefetch(parts: Session, first: int, count: int) -> None:
 
 
 def captions_at(parts: Session, first: int, count: int, step: int) -> Captions:
-    """Return the captions of the samples at positions first to first + count - 1.
-
-    Every call returns the same captions.
-    """
+    """Return the captions of the samples at positions first to first + count - 1, the same in every call."""
     plan = parts.plan
     records = parts.source.records(parts.order.ids(first, count))
     return captions_of(records, plan.captions, Draws(plan.seed, torch.arange(first, first + count)), step, parts.text)

@@ -59,10 +59,7 @@ class DamagedError(Exception):
 def save(
     folder: Path, state: TrainState, keep: int, world: World = ALONE, records: Mapping[str, Any] | None = None
 ) -> Path:
-    """Commit the state as `folder/step-N`, and delete all but the newest `keep` checkpoints.
-
-    `records` are stored with the checkpoint.
-    """
+    """Commit the state and `records` as `folder/step-N`, and delete all but the newest `keep` checkpoints."""
     return commit(folder, state.step, state.tensors(), state.scalars(), world=world, records=records, keep=keep)
 
 
@@ -79,11 +76,10 @@ def commit(
     keep: int | None = None,
     fence: Fence = OPEN,
 ) -> Path:
-    """Write `folder/step-N` atomically, then delete old checkpoints. `what` is the checkpoint's name in messages, and
-    `stage` is its name in fault points.
+    """Write `folder/step-N` atomically, then delete old checkpoints. Every rank must call this function.
 
-    Every rank must call this function. The first rank writes all replicated tensors and renames the folder, unless
-    `fence` stops it.
+    `what` is the checkpoint's name in messages, and `stage` in fault points. The first rank writes all replicated
+    tensors and renames the folder, unless `fence` stops it.
     """
     fault.point(f"{stage}.begin")
     target = folder_of(folder, step)
@@ -91,10 +87,7 @@ def commit(
 
     @contextmanager
     def stage_of_all() -> Iterator[None]:
-        """Raise an error of any rank on all ranks.
-
-        After the context ends, all ranks see the files that one rank has written.
-        """
+        """Raise an error of any rank on all ranks. After the context, all ranks see the files that one rank wrote."""
         with world.fail_together():
             try:
                 yield
@@ -172,10 +165,7 @@ def _damage(path: Path, world: World) -> str:
 
 
 def read(path: Path, state: TrainState | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the content of a checkpoint after verification.
-
-    With `state`, tensors are sharded like the tensors of `state`, and every rank must call this function.
-    """
+    """Return a checkpoint's verified content, with `state` sharded like the state: then every rank must call."""
     stored, _ = verify(path)
     return _content(path, state), stored["scalars"]
 
@@ -213,8 +203,7 @@ def whole_records(folder: Path) -> dict[str, Any]:
 def change_records(
     folder: Path, change: Callable[[int, dict[str, Any] | DamagedFileError], dict[str, Any] | None]
 ) -> None:
-    """Replace the records of each checkpoint by the result of `change(step, records)`; if the records are damaged, the
-    damage is passed instead.
+    """Replace each checkpoint's records by `change(step, records)`, which gets the damage of damaged records.
 
     If `change` returns None, the records do not change.
     """
@@ -240,7 +229,6 @@ def _every_records(
 
 
 def newest_manifest(folder: Path) -> list[Path]:
-    """Return the manifest of the newest checkpoint; empty if there is no checkpoint."""
     return [folder_of(folder, step) / _MANIFEST for step in steps(folder)[-1:]]
 
 
@@ -260,7 +248,6 @@ def _manifest(path: Path) -> dict[str, Any]:
 
 
 def _digests(path: Path) -> dict[str, str]:
-    """Return the recorded SHA-256 of each file."""
     wanted: dict[str, str] = _manifest(path).get("sha256", {})
     names = set(wanted) - {_SCALARS} if isinstance(wanted, dict) else set()
     shards = {name for name in names if Path(name).name == name and fnmatch(name, "shard-*.safetensors")}
@@ -291,10 +278,7 @@ def steps(folder: Path) -> list[int]:
 
 
 def newest_whole_step(folder: Path, tensors: bool = True) -> int | None:
-    """Return the step of the newest checkpoint; None if the checkpoint is damaged.
-
-    With `tensors`, the checkpoint's tensors are verified too.
-    """
+    """Return the newest checkpoint's step; None if it is damaged. With `tensors`, the tensors are verified too."""
     found = steps(folder)
     try:
         return found[-1] if found and verify(folder_of(folder, found[-1]), None if tensors else [_SCALARS]) else None
@@ -320,10 +304,7 @@ def remove_leftovers(folder: Path, fence: Fence = OPEN, suffix: str = "") -> Non
 
 
 def remove_after(folder: Path, step: int, fence: Fence = OPEN) -> None:
-    """Remove the checkpoints of later steps.
-
-    Each checkpoint is renamed first, so that a kill leaves no partly removed checkpoint.
-    """
+    """Remove the checkpoints of later steps, after renaming each, so that a kill leaves none partly removed."""
     remove_leftovers(folder, fence, fence.suffix)
     for later in [one for one in steps(folder) if one > step]:
         path = folder_of(folder, later)

@@ -42,10 +42,7 @@ def take_step(folder: RunFolder, parts: Session, state: TrainState, clock: Clock
 
 
 def exact_update(parts: Session, state: TrainState, clock: Clock, on_inexact: Callable[[str], None]) -> StepResult:
-    """Update the weights.
-
-    If an operation has no deterministic form, report and allow the operation, and repeat the step.
-    """
+    """Update the weights. Report and allow an operation that has no deterministic form, and repeat the step."""
     weight = state.parameters[0]
     version = weight._version
     try:

@@ -53,7 +53,6 @@ class RunFolder:
 
     @property
     def record(self) -> RunRecord:
-        """Return a record of the current state of the files."""
         return RunRecord(self.path)
 
     @contextmanager
@@ -71,10 +70,7 @@ class RunFolder:
             yield
 
     def _take_over(self) -> None:
-        """Remove unfinished files of earlier lease holders.
-
-        Replace the logs by copies, so that late writes of other processes have no effect.
-        """
+        """Remove unfinished files of earlier lease holders, and copy the logs, so that late writes have no effect."""
         theirs = files.unfinished_in(self.path)
         self.fence.check()  # so that files of a later lease holder are not removed
         files.remove_paths(theirs)
@@ -87,9 +83,7 @@ class RunFolder:
 
     @contextmanager
     def note_divergence(self) -> Iterator[None]:
-        """Write the reason to a file if training in the context diverges; else remove the file of an earlier
-        divergence.
-        """
+        """Write the reason to a file if training in the context diverges; else remove an earlier file."""
         try:
             yield
         except DivergedError as error:
@@ -135,7 +129,6 @@ class RunFolder:
         return all(files.run_in_seal(file) == plan.hash for file in said)
 
     def write_record(self, name: str, content: Mapping[str, Any]) -> None:
-        """Write one of the `RECORDS`."""
         if self.writes:
             self._known[name] = dict(content)
             files.write_checked(self.path / name, content, fence=self.fence)
@@ -152,9 +145,8 @@ class RunFolder:
     def restore_files(self) -> None:
         """Restore damaged or lost records and logs, and log an event.
 
-        Records are restored from a checkpoint, and damaged copies in a checkpoint are restored from the records. A
-        damaged log keeps its intact lines. Lost lines of a log cannot be restored, since their steps are not trained
-        again. The event states which lines are lost.
+        Records are restored from a checkpoint, and a checkpoint's damaged copies from the records. A damaged log keeps
+        its intact lines. Its lost lines, which the event states, are not trained again.
         """
         if not self.writes:
             return
@@ -190,10 +182,7 @@ class RunFolder:
             checkpoint.change_records(self.checkpoints, shorten)
 
     def _restore_record(self, name: str, copies: Mapping[str, dict[str, Any]]) -> None:
-        """Restore a record from the copies in checkpoints.
-
-        If there is no checkpoint, no step was saved yet, so the record is written again later.
-        """
+        """Restore a record from checkpoints' copies. Before the first checkpoint, it is just written again later."""
         try:
             if found := self.record.read(name):
                 self._known[name] = found
@@ -296,7 +285,6 @@ def _lines_until(lines: Iterable[Mapping[str, Any]], step: int) -> int:
 
 
 def _moved(file: Path) -> str | None:
-    """Rename a damaged file if it exists, and return its new path."""
     return str(set_aside(file)) if file.exists() else None
 
 

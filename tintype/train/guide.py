@@ -30,19 +30,13 @@ _ROUNDING = 1e-9
 
 
 def with_guides(run: Path, parts: Model, step: int, guides: Iterable[Guide | None]) -> Model:
-    """Return the model with the earlier weights of the same run that guidance needs.
-
-    `step` is the step of the model's weights.
-    """
+    """Return the model, whose weights are of `step`, with the same run's earlier weights that guidance needs."""
     wanted = {one for one in guides if one is not None}
     return replace(parts, guides={one: _load(run, parts, step, one) for one in wanted}) if wanted else parts
 
 
 def guide_step(plan: Plan, guide: Guide) -> int:
-    """Return the step of the guide's weights.
-
-    A fraction of the training means the plan's first snapshot at or after this point.
-    """
+    """Return the step of the guide's weights. A fraction means the plan's first snapshot at or after this point."""
     if isinstance(guide.step, int):
         return guide.step
     steps = plan.train.steps

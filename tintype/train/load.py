@@ -50,8 +50,7 @@ def load_run(
     raw: bool = False,
     kept_step: int | None = None,
 ) -> tuple[Model, int]:
-    """Load the newest intact weights of a run; return the model and the step of the weights. If the run has a weight
-    average, the average is loaded, unless `raw` is true.
+    """Load the newest intact weights of a run, averaged unless `raw` is true; return the model and the weights' step.
 
     If the run has several averages, the average with the first length is loaded. `average` is a different average,
     computed from the run's snapshots. With `kept_step`, the weights that training kept at this step are loaded.
@@ -135,8 +134,7 @@ def newest_good(path: Path, state: TrainState | None = None) -> tuple[dict[str, 
 
 
 def keep_weights(folder: Path, plan: Plan, state: TrainState, saver: Saver) -> None:
-    """Write the weights that sampling would load at this step, which are the average if there is one. Every rank must
-    call this function.
+    """Write the weights that sampling would load at this step. Every rank must call this function.
 
     The weights are stored in fp32, like averages. Weights in bf16 can be converted to fp32 without loss.
     """
@@ -150,7 +148,6 @@ def keep_weights(folder: Path, plan: Plan, state: TrainState, saver: Saver) -> N
 
 
 def drop_kept(folder: Path, step: int) -> None:
-    """Remove the kept weights of a step. If no kept weights remain, remove their folder."""
     shutil.rmtree(checkpoint.folder_of(folder, step), ignore_errors=True)
     if folder.is_dir() and not checkpoint.steps(folder):
         shutil.rmtree(folder, ignore_errors=True)

@@ -44,10 +44,7 @@ class Outcome:
 KeepAt = Collection[int]
 """Steps whose weights are stored for scoring (`train.load`). Storing these weights does not change the training."""
 Probe = Callable[[Session, int], dict[str, float]]
-"""Function that measures the model at each save.
-
-The returned numbers are logged; the function's time does not count as training time.
-"""
+"""Function that measures numbers to log at each save. Its time does not count as training time."""
 
 
 def train(
@@ -99,8 +96,6 @@ def train(
 
 
 class RunTraining:
-    """The training of a run on every rank, with the update, events, snapshots, metrics and checkpoints."""
-
     def __init__(
         self, folder: RunFolder, parts: Session, state: TrainState, interrupt: Interrupt, probe: Probe, keep_at: KeepAt
     ) -> None:
@@ -145,7 +140,6 @@ class RunTraining:
         return line
 
     def save(self, now: bool) -> None:
-        """Save the state, in the background unless `now`."""
         state, folder, kept = self.state, self.folder, self.parts.plan.run.keep_checkpoints
         commit = partial(checkpoint.commit, folder.checkpoints, state.step, scalars=state.scalars(), keep=kept)
         self.saver.write(state.step, state.tensors(), partial(commit, records=folder.records()), now=now)

@@ -47,7 +47,6 @@ class Model:
 
     @cached_property
     def source(self) -> seams.ImageSource:
-        """Return the training images, opened on first use, since sampling also works on a machine without the data."""
         return open_source(self.plan.data, "train", self.device) if self.opened is None else self.opened
 
     def source_of(self, size_px: int) -> seams.ImageSource:
@@ -59,10 +58,7 @@ class Model:
         return open_order(self.plan.seed, self.plan.data, self.plan.train, self.source)
 
     def route(self, z_BCHW: Tensor, step: int, draws: seams.Draws) -> seams.Route | None:
-        """Return the route of the tokens through the blocks for a training step.
-
-        The same arguments give the same route.
-        """
+        """Return the tokens' route through the blocks for a training step. The same arguments give the same route."""
         patch = self.plan.model.patch
         return self.router.plan((z_BCHW.shape[2] // patch, z_BCHW.shape[3] // patch), step, draws)
 
@@ -74,10 +70,7 @@ class Model:
         route: seams.Route | None = None,
         class_BT: Tensor | None = None,
     ) -> Tensor:
-        """Return the velocity for sampling and validation.
-
-        Without a `route`, every token passes through every block.
-        """
+        """Return the velocity for sampling and validation. Without a `route`, all tokens pass through all blocks."""
         return self.velocities(x_t_BCHW, t_B, text, route, class_BT)[0]
 
     def velocities(
@@ -94,15 +87,11 @@ class Model:
 
     @cached_property
     def class_tokens(self) -> ClassTokens | None:
-        """Return the teacher of the class token, which validation needs; None if there is none.
-
-        Sampling needs no teacher.
-        """
+        """Return the teacher of the class token, for validation only: sampling needs no teacher."""
         found = (loss.teacher for loss in self.plan.losses if isinstance(loss, ClassTokenSettings))
         return next((ClassTokens(teacher, self.device) for teacher in found), None)
 
     def tap(self, x_BCHW: Tensor, batch: seams.JointBatch, taps: frozenset[int]) -> seams.Tapped:
-        """Run the denoiser up to the last tapped block, with the times and noise of the batch."""
         sample = self.objective.draw(x_BCHW, batch.draws)
         text = replace(batch.text, tokens_BLC=batch.text.tokens_BLC.detach())
         route = self.route(x_BCHW, batch.step, batch.draws)
@@ -113,7 +102,6 @@ class Model:
         return tapped
 
     def compute(self) -> AbstractContextManager[None]:
-        """Run matrix products in the plan's dtype."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.plan.precision.compute == "bf16")
 
 
@@ -127,10 +115,7 @@ def open_smaller(plan: Plan, size_px: int, device: torch.device) -> seams.ImageS
 LOSSES = "losses_"
 """Prefix of parameters that a loss term owns, which sampling does not need."""
 TOKENIZER = "tokenizer."
-"""Prefix of the parameters of a tokenizer that is trained jointly with the denoiser.
-
-These parameters are always fp32, and not averaged.
-"""
+"""Prefix of parameters of a tokenizer trained jointly with the denoiser: always fp32, and not averaged."""
 JOINT_ONLY = "adversary."
 """Prefix of parameters that only joint training uses, and that sampling does not need."""
 JOINT = (TOKENIZER, JOINT_ONLY)
@@ -173,9 +158,7 @@ class Networks:
 def build_networks(
     plan: Plan, device: torch.device, precision: PrecisionSettings, shared: Model | None = None
 ) -> Networks:
-    """Build the networks that sampling and training share.
-
-    Each network has its own random stream for the initialisation.
+    """Build the networks that sampling and training share, each with its own random stream for initialisation.
 
     If `shared` is given, its tokenizer and its frozen text encoder are used.
     """
@@ -202,7 +185,6 @@ def _build_text(plan: Plan, device: torch.device) -> seams.TextEncoder:
 
 
 def register(owners: Mapping[str, object]) -> nn.ModuleDict:
-    """Register every object that owns parameters, under its name in checkpoints."""
     return nn.ModuleDict({name: owner for name, owner in owners.items() if isinstance(owner, nn.Module)})
 
 
@@ -214,10 +196,7 @@ def lacks_fp8(precision: PrecisionSettings, device: torch.device) -> str:
 
 
 def _precision_to_sample(precision: PrecisionSettings, device: torch.device) -> PrecisionSettings:
-    """Return the denoiser's precision for sampling.
-
-    If the device cannot compute FP8 products, use bf16 and log a note.
-    """
+    """Return the denoiser's precision for sampling: bf16, with a note, if the device cannot compute FP8 products."""
     lacking = lacks_fp8(precision, device)
     if not lacking:
         return precision

@@ -35,17 +35,11 @@ MOST_IMAGES = 256
 _MEASURED_BATCH = 32
 _CHUNK_IMAGES = 256
 _CHUNK_LATENTS = 16
-"""Images per rank and chunk on a CPU, where a large tokenizer takes seconds per image.
-
-Signals are checked between chunks.
-"""
+"""Images per rank and chunk on a CPU, where encoding takes seconds per image. Chunks end with a signal check."""
 
 
 def get_ready(parts: Session, step: int) -> dict[str, str | None]:
-    """Load teachers, and return their identities.
-
-    On each machine, one rank loads first, so that weights are downloaded only once.
-    """
+    """Load teachers, and return their identities. One rank per machine loads first, to download weights only once."""
     found: dict[str, str | None] = {}
     for first in (True, False):
         with parts.world.fail_together():
@@ -57,10 +51,7 @@ def get_ready(parts: Session, step: int) -> dict[str, str | None]:
 def prepare_images(
     parts: Session, images_seen: int, interrupt: Interrupt, on_chunk: Callable[[], None] = lambda: None
 ) -> None:
-    """Prepare the images and captions that training will still read, for at most one epoch of each image size.
-
-    A signal ends the preparation.
-    """
+    """Prepare what training will still read, for at most one epoch of each image size. A signal ends this."""
     for prepare in _chunks(parts, images_seen):
         if interrupt.on_any_rank(parts.world):
             return
@@ -138,8 +129,7 @@ def _active_span(parts: Session, term: Term, first: int, end: int) -> tuple[int,
 def prepare_term(parts: Session, term: Term, ids: Sequence[int], step: int) -> None:
     """Compute a term's cached outputs for the images at this step's size, always for complete blocks.
 
-    All processes divide the work by blocks, and so do the ranks of a machine. Each process returns when its cache
-    contains all outputs.
+    All processes, and a machine's ranks, divide the blocks. Each returns when its cache contains all outputs.
     """
 
     def images(some: Sequence[int]) -> torch.Tensor:
@@ -162,7 +152,6 @@ def prepare_text(parts: Session, first: int, count: int) -> None:
 
 
 def _texts_of_step(parts: Session, step: int, first: int, end: int) -> list[str]:
-    """Return the captions of a step's samples whose positions are in [first, end)."""
     train = parts.plan.train
     first, end = max(first, train.images_before(step)), min(end, train.images_before(step + 1))
     return captions_at(parts, first, end - first, step).texts
@@ -187,7 +176,6 @@ def measure_latents(parts: Session) -> tuple[torch.Tensor, torch.Tensor, int]:
     most = _MEASURED_BATCH if alike is None else gcd(_MEASURED_BATCH, alike)
 
     def latents(first: int) -> torch.Tensor:
-        """Return the latents of a batch of images that all have one shape."""
         position_B = torch.arange(first, min(first + most, count))
         draws = Draws(plan.seed, position_B.to(parts.device))
         return parts.latents(parts.order.ids(first, len(position_B)), None, draws)

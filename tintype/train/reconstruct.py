@@ -1,6 +1,4 @@
-"""Snapshots of the weight averages. Weighted sums of the snapshots give averages of any length after the run (EDM2).
-
-The method is EDM2 (arXiv 2312.02696).
+"""Snapshots of the weight averages, whose weighted sums give averages of any length (EDM2, arXiv 2312.02696).
 
 Snapshots are never deleted automatically. Snapshots are in `snapshots/step-N`, in the format of a checkpoint. Snapshots
 are fp32, because a short average is a sum of snapshots with coefficients of ten and more, of both signs
@@ -96,10 +94,7 @@ def _refuse_damaged(path: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """An average with a given length and step, represented as a weighted sum of snapshots.
-
-    `residual` is the fraction of the average's weight profile that the sum does not represent.
-    """
+    """An average as a sum of snapshots. `residual` is the fraction of its weight profile that the sum misses."""
 
     length: float
     step: int
@@ -113,18 +108,12 @@ class Reconstruction:
 
     @property
     def name(self) -> str:
-        """Return a name for files made with this average.
-
-        A different length or different snapshots give a different name.
-        """
+        """Return a name for files. A different length or different snapshots give a different name."""
         content = [[snapshot.sha256, length] for snapshot, length, _ in self.terms]
         return f"ema-{self.length!r}-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:8]}"
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the average, summed in float64 and stored in fp32.
-
-        Only one tensor of one snapshot is in memory at a time.
-        """
+        """Return the average, summed in float64 and stored in fp32, with one tensor in memory at a time."""
         used = [term for term in self.terms if term[2]]
         with ExitStack() as stack:
             files = {}
@@ -192,7 +181,6 @@ def _snapshots(run: Path) -> list[Snapshot]:
 
 
 def _forms(file: Any, before: str) -> dict[str, Form]:
-    """Return the shapes and dtypes of one average's tensors without reading the tensors."""
     slices = {name: file.get_slice(name) for name in file.keys() if name.startswith(before)}  # noqa: SIM118
     return {
         name.removeprefix(before): Form(torch.Size(one.get_shape()), _TYPES.get(one.get_dtype(), torch.uint8))

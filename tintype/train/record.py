@@ -30,20 +30,14 @@ from tintype.runtime.identity import check_same
 from tintype.train import checkpoint, speed
 
 METRICS, EVENTS = "metrics.jsonl", "events.jsonl"
-"""The log files, in which each line is a JSON object."""
 LOADED, LATENTS, LINEAGE, IMPORTED = "loaded.json", "latents.json", "lineage.json", "imported.json"
 ENVIRONMENT, OPTIMIZER = "environment.json", "optimizer.json"
 MADE_OF = (LOADED, LATENTS, LINEAGE, IMPORTED, PLUGINS)
-"""The small files that state which models, data and plugins were used for a run's weights.
-
-An export contains these files too.
-"""
+"""The small files on the models, data and plugins behind a run's weights. An export contains these files too."""
 RECORDS = (*MADE_OF, ENVIRONMENT, OPTIMIZER)
 """The small files that describe a run. Each checkpoint contains a copy of these files."""
 CHECKPOINTS, SNAPSHOTS, KEPT = "checkpoints", "snapshots", "kept"
-"""The folders that contain tensors."""
 EVALUATION, RESULT = "evaluation", "result.json"
-"""The folder of the evaluations, and the file with the scores of one evaluation."""
 ABOUT, FORM = "tintype.json", "tintype"
 """The file that marks a folder as an export, and the file's key for the form of the export."""
 COPIES, LENGTHS = "files", "lines"
@@ -59,12 +53,10 @@ _NO_CURVES = frozenset({"step", "images", "seconds", "line"})
 
 
 def is_run(folder: Path) -> bool:
-    """Return whether a folder holds a run or an export."""
     return (folder / files.PLAN).is_file()
 
 
 def curve_numbers(line: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a log line that belong to training curves, by name."""
     return {name: value for name, value in line.items() if name not in _NO_CURVES and files.finite(value) is not None}
 
 
@@ -92,7 +84,6 @@ class RunRecord:
     identities = _content(LOADED)
     """The SHA-256 of each frozen network and of the data, by name."""
     latents = _content(LATENTS)
-    """Statistics of the latents."""
     lineage = _content(LINEAGE)
     """The run from whose weights this run started, with the lineage of that run; empty for any other start."""
     imported = _content(IMPORTED)
@@ -109,7 +100,6 @@ class RunRecord:
 
     @property
     def result_files(self) -> list[Path]:
-        """Return the file of each stored evaluation (`evaluation.results` reads these files)."""
         return sorted((self.path / EVALUATION).glob(f"*/{RESULT}"))
 
     @property
@@ -131,14 +121,10 @@ class RunRecord:
 
     @cached_property
     def failure(self) -> Failure | None:
-        """Describe how the run failed; None if it did not fail."""
         return next((failure for failure, name in FAILURES.items() if (self.path / name).exists()), None)
 
     def reason(self, remake: str) -> str:
-        """Return the last line of the text that explains why the run diverged or failed; '' if there is none.
-
-        `remake` is advice on how to fix a damaged file.
-        """
+        """Return in one line why the run diverged or failed, or ''. `remake` ends a damaged file's error."""
         if self.failure is None:
             return ""
         run = self.known_plan.hash if self.known_plan else None
@@ -147,7 +133,6 @@ class RunRecord:
 
     @cached_property
     def saved_steps(self) -> list[int]:
-        """Return the steps with a checkpoint, oldest first."""
         return checkpoint.steps(self.checkpoints)
 
     @property
@@ -157,18 +142,12 @@ class RunRecord:
 
     @cached_property
     def whole_step(self) -> int | None:
-        """Return the step of the newest checkpoint if it is completely intact.
-
-        This method reads the checkpoint's tensors.
-        """
+        """Return the newest checkpoint's step if it is completely intact, with its tensors."""
         return checkpoint.newest_whole_step(self.checkpoints)
 
     @property
     def is_trained(self) -> bool:
-        """Return whether the run is trained to its last step.
-
-        Tensors are not checked, since computing their hashes is slow.
-        """
+        """Return whether the run is trained to its last step. Tensors are not checked, since hashing is slow."""
         return checkpoint.newest_whole_step(self.checkpoints, tensors=False) == self.plan.train.steps
 
     @property
@@ -178,12 +157,10 @@ class RunRecord:
 
     @property
     def step(self) -> int:
-        """Return the last step that was logged or saved."""
         return max(self.saved_step, self.logged_step)
 
     @cached_property
     def curves(self) -> dict[str, dict[int, float]]:
-        """Return each number that was logged over steps, by name and step."""
         found: dict[str, dict[int, float]] = {}
         for line in self.lines:
             for name, value in curve_numbers(line).items():
@@ -191,7 +168,6 @@ class RunRecord:
         return found
 
     def curve(self, name: str) -> dict[int, float]:
-        """Return one of the `curves` by step; empty if this curve was not logged."""
         logged = ((line["step"], files.finite(line.get(name))) for line in self.lines)
         return {step: value for step, value in logged if value is not None}
 
@@ -218,10 +194,7 @@ class RunRecord:
         return speed.time_split(self.lines) if self.lines else {}
 
     def read(self, name: str) -> dict[str, Any]:
-        """Return the content of one of the `RECORDS`; empty if the run does not have it.
-
-        Raise if the file is damaged or lost.
-        """
+        """Return one of the `RECORDS`; empty if the run does not have it. Raise if the file is damaged or lost."""
         file, remake = self.path / name, f"{self._command} restores it from a checkpoint"
         if not file.exists():
             if name in self._whole_records.get(COPIES, {}):
@@ -249,7 +222,6 @@ class RunRecord:
 
     @cached_property
     def _whole_records(self) -> dict[str, Any]:
-        """Return the records of the newest checkpoint whose records are intact."""
         try:
             return self._records
         except DamagedFileError:

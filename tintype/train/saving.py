@@ -26,8 +26,6 @@ SaveMode = Literal["auto", "wait", "background"]
 
 
 class Commit(Protocol):
-    """Function that writes tensors to their destination. Every rank must call this function."""
-
     def __call__(self, tensors: Mapping[str, Tensor], /, *, world: World, fence: Fence) -> object: ...
 
 
@@ -38,8 +36,6 @@ _MOST_MEMORY = 0.5
 
 
 class Saver:
-    """Writer of a run's saves, which it writes in order. Every rank must make the same calls."""
-
     def __init__(self, mode: SaveMode = "wait", world: World = ALONE, fence: Fence = OPEN) -> None:
         self.mode, self.world, self.fence = mode, world, fence
         self.in_background = mode == "background"
@@ -121,8 +117,8 @@ class Saver:
     def copy(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Callable[[], object]]:
         """Return copies in host memory, and a function that waits until the copies are complete.
 
-        Tensors of a GPU are copied to pinned memory, which is reused for the next save. The copies are queued on the
-        GPU before the next step's work, so this function does not wait.
+        Pinned memory, reused for the next save, receives a GPU's tensors. The copies are queued on the GPU before the
+        next step's work, so this function does not wait.
         """
         copies = {name: self._copy(name, tensor.detach()) for name, tensor in tensors.items()}
         devices = {tensor.device for tensor in tensors.values() if tensor.device.type == "cuda"}

@@ -43,8 +43,6 @@ from tintype.train.parts import (
 
 @dataclass(frozen=True)
 class Term:
-    """A loss term with its settings, which include its weight."""
-
     settings: LossPart
     part: LossTerm
 
@@ -73,10 +71,7 @@ class Session(Model):
 
     @property
     def identities(self) -> dict[str, str | None]:
-        """Return the identities of the frozen networks and data, except teachers.
-
-        A run can resume only with the same identities.
-        """
+        """Return the identities of frozen networks and data, except teachers. Resuming requires the same identities."""
         data = {**of_data(self.source), **scored_identity(self.plan.data)}
         return {**data, "tokenizer": self.tokenizer.identity, "text": self.text.identity}
 
@@ -90,7 +85,6 @@ class Session(Model):
         return [(shape or (side, side), some) for shape, some in ids_by_shape(self.source_at(step), ids)]
 
     def terms_at(self, step: int) -> list[Term]:
-        """Return the loss terms whose weight at this step is not zero."""
         return [term for term in self.terms if term.settings.weight_at(step)]
 
     def release_losses(self, step: int) -> list[str]:
@@ -101,7 +95,6 @@ class Session(Model):
         return [term.name for term in ended]
 
     def wants_images(self, terms: Sequence[Term]) -> bool:
-        """Return whether steps with these terms need images, and not only latents."""
         return self.kept is None or any(term.part.needs_images for term in terms)
 
     def latents(self, ids: Sequence[int], image_BCHW: Tensor | None, draws: Draws) -> Tensor:
@@ -113,10 +106,7 @@ class Session(Model):
         return self.tokenizer.encode(image_BCHW, draws)
 
     def draw(self, x_BCHW: Tensor, draws: Draws) -> Sample:
-        """Draw noise and t for each sample according to the objective.
-
-        On a GPU, this function does not synchronize with the host.
-        """
+        """Draw noise and t for each sample according to the objective, on a GPU without waiting for the host."""
         if not x_BCHW.is_cuda or x_BCHW.requires_grad:
             return self.objective.draw(x_BCHW, draws)
         with torch.no_grad():
@@ -128,7 +118,6 @@ class Session(Model):
         return sample.noise_BCHW, sample.t_B, sample.x_t_BCHW
 
     def optimized(self) -> dict[str, list[str]]:
-        """Return the names of the parameters of each optimizer group."""
         named = dict(self.modules.named_parameters())
         groups = self.plan.optimizer.groups({name: one for name, one in named.items() if not name.startswith(JOINT)})
         for group in self.joint.groups if self.joint else ():
@@ -210,10 +199,7 @@ def one_shape(plan: Plan) -> int | None:
 
 
 def _build_terms(plan: Plan, source: ImageSource, device: torch.device, batch: int) -> tuple[Term, ...]:
-    """Build the plan's loss terms.
-
-    Add a term that trains the projector for joint training, if no other term trains it.
-    """
+    """Build the plan's loss terms, and a term for the projector of joint training if no other term trains it."""
     unit, several = plan.token_px, len(plan.data.shapes) > 1
 
     def grids(shapes: Sequence[Shape]) -> tuple[Shape, ...]:
@@ -240,7 +226,6 @@ def _build_terms(plan: Plan, source: ImageSource, device: torch.device, batch: i
 
 
 def check_columns(plan: Plan, source: ImageSource) -> None:
-    """Raise if the data lacks the captions that the plan reads."""
     for what, columns in columns_by_part(source).items():
         for column in plan.captions.columns():
             if column not in columns:

@@ -17,14 +17,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 Place = Callable[[str, torch.Size, torch.dtype], Tensor]
-"""Function from a name, full shape and dtype to an empty tensor for the data, either full or sharded over the ranks."""
+"""Function from a name, full shape and dtype to an empty tensor for the data, either full or sharded."""
 
 
 def write_shards(folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None = None) -> None:
-    """Write this rank's shards to the folder.
-
-    Every rank must call this function; an error of one rank raises OSError on all.
-    """
+    """Write this rank's shards. Every rank must call this function; an error of one rank raises OSError on all."""
     from torch.distributed.checkpoint import api, hf_storage, state_dict_saver
 
     try:
@@ -35,7 +32,7 @@ def write_shards(folder: Path, tensors: Mapping[str, Tensor], group: dist.Proces
 
 
 def read_shards(folder: Path, place: Place, alone: bool) -> dict[str, Tensor]:
-    """Read all tensors of a folder into the tensors that `place` returns; raise if shards are missing.
+    """Read a folder's tensors into those that `place` returns; raise if shards are missing.
 
     Unless `alone` is true, every rank must call this function.
     """

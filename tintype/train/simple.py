@@ -35,10 +35,7 @@ _KEPT = 2
 
 
 def claim_folder(folder: RunFolder, settings: Settings, free: Collection[str]) -> None:
-    """Claim the folder for these settings; raise if it contains a training with other settings.
-
-    Settings in `free` may differ.
-    """
+    """Claim the folder; raise if it contains a training with other settings, except those in `free`."""
     path = folder.path / SETTINGS_NAME
     if path.exists():
         there = parse(type(settings), read_file(path)).model_dump(exclude=set(free))

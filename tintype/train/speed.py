@@ -11,14 +11,12 @@ from tintype.runtime.clock import PARTS
 WARM_UP_SHARE = 0.1
 _OUTLIER = 5
 Line: TypeAlias = Mapping[str, Any]
-"""The format of a line of `metrics.jsonl`."""
 
 
 def images_per_s(lines: Sequence[Line]) -> float:
-    """Return images per second, computed from the activities of a step without data loading.
+    """Return images per second, from the parts of a step without data loading.
 
-    On a GPU, the activities of a step run one after another, so their times add up; data loading on the host runs in
-    parallel.
+    On a GPU, these parts run one after another, so their times add up; data loading on the host runs in parallel.
     """
     windows = [(line["images_per_s"] * line["seconds"], _parts_s(line)) for line in _warm(lines)]
     usual = median(seconds / images for images, seconds in windows)

@@ -23,8 +23,6 @@ _LEAST_SPREAD = 0.01
 
 
 class SpikeWindow:
-    """Loss and gradient norm of the last finite steps."""
-
     def __init__(self, settings: SpikeSettings, device: torch.device) -> None:
         self.settings = settings
         self.value_VW = torch.zeros(2, settings.window, dtype=torch.float64, device=device)
@@ -36,7 +34,7 @@ class SpikeWindow:
 
     @torch.no_grad()
     def is_spike(self, loss: Tensor, grad_norm: Tensor) -> Tensor:
-        """Return 1 if the loss or the gradient norm is above its limit, else 0; store both values.
+        """Store both values; return 1 if one is above its limit, else 0.
 
         Until half of the window is filled, no step counts as a spike.
         """
@@ -51,7 +49,6 @@ class SpikeWindow:
         return spike.float()
 
     def _limits(self) -> tuple[Tensor, Tensor]:
-        """Return the limits above which values count as spikes, and whether enough steps were seen."""
         window = self.settings.window
         count = self.seen.clamp_max(window)
         filled_W = torch.arange(window, device=count.device) < count

@@ -33,10 +33,7 @@ from tintype.wording import option
 _MUST_FIT = ("objective.kind", "tokenizer.kind", "tuning")
 _MAY_DIFFER = ("model.compile", "model.activation_checkpointing", "text.max_tokens")
 _PLACES = tuple(f"text.{key}" for key in ("weights", "subfolder", "tokenizer_subfolder", "revision", "sha256"))
-"""Settings that give the location of a frozen text encoder.
-
-The encoder's identity is compared separately from these settings.
-"""
+"""Settings of a frozen text encoder's location. Its identity is compared separately."""
 
 
 def resume(folder: RunFolder, state: TrainState) -> None:
@@ -58,10 +55,7 @@ def resume(folder: RunFolder, state: TrainState) -> None:
 
 
 def begin(folder: RunFolder, parts: Session, state: TrainState) -> TrainState:
-    """Return the state after loading the plan's start weights.
-
-    For a resumed run or a random start, return the state unchanged.
-    """
+    """Return the state after loading the plan's start weights, or unchanged for a resumed run or a random start."""
     start = parts.plan.start
     if start is None or state.step:
         return state
@@ -139,7 +133,6 @@ def find_parent(plan: Plan, start: StartPart, run: Path) -> RunRecord:
 
 
 def unfit_settings(plan: Plan, parent: Plan) -> str:
-    """Describe the settings that differ but must be equal; empty if there are none."""
     changes = diff(parent, plan)
     free = _MAY_DIFFER if "text.kind" in changes else (*_MAY_DIFFER, *_PLACES)
     different = {

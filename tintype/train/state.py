@@ -55,14 +55,10 @@ class TrainState:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """Return all optimized parameters in the optimizer's order."""
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
     def places(self) -> Place:
-        """Return empty tensors into which stored tensors are read.
-
-        If a tensor has the name and shape of a weight, it is sharded like this weight.
-        """
+        """Return empty tensors to read stored ones into, sharded like a weight of the same name and shape."""
         weights = {name: weight for name, weight in self.modules.named_parameters() if is_sharded(weight)}
 
         def place(name: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
@@ -123,7 +119,6 @@ class TrainState:
         self.optimizer.load_state_dict(fresh)
 
     def _parameter_names(self) -> list[str]:
-        """Return the names of the parameters in the optimizer's order."""
         name_of = {id(parameter): name for name, parameter in self.modules.named_parameters()}
         return [name_of[id(parameter)] for parameter in self.parameters]
 

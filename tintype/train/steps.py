@@ -17,8 +17,6 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress passed to the callback at the start, after each step, and at the end."""
-
     step: int
     steps: int
     loss: float | None
@@ -27,8 +25,6 @@ class Progress:
 
 @dataclass(frozen=True)
 class Cadence:
-    """Number of steps, and the intervals of logging and saving."""
-
     steps: int
     log_every_steps: int
     save_every_steps: int
@@ -57,7 +53,7 @@ class Training(Protocol[R]):
         """Check the weights, log the steps since the last call, and return the logged line."""
 
     def save(self, now: bool) -> None:
-        """Save the state. With `now`, wait until the line is on disk."""
+        """Save the state. With `now`, wait until it is on disk."""
 
 
 def run_steps(

@@ -1,5 +1,4 @@
-"""One update of the weights, with forward and backward pass per micro-batch, clipping, the decision to skip, and the
-optimizer.
+"""One update of the weights, with passes per micro-batch, clipping, the decision to skip, and the optimizer.
 
 The tensor dimension B is the number of samples in a micro-batch.
 """
@@ -39,7 +38,6 @@ class StepResult:
     by_time: Tensor
     """[2, bins]: sum and number of the samples' unweighted main losses, in equal bins of t."""
     step: int
-    """Number of the step, counted from 1."""
     first_position: int
     without_caption: int
     """Number of samples in this rank's share that get the null caption because they have no other caption."""
@@ -170,8 +168,8 @@ def micro_batch_losses(
 ) -> Losses:
     """Compute the losses of the samples at positions first to first + count - 1.
 
-    The input of the denoiser is the tokenizer's latents, or the result of `latents` if given. `teacher` is the averaged
-    denoiser, for loss terms that learn from it. Without `step_text`, this function reads the captions.
+    `latents` replaces the tokenizer's latents as the denoiser's input. Loss terms learn from `teacher`, the averaged
+    denoiser. Without `step_text`, this function reads the captions.
     """
     batch = read_batch(parts, first, count, step, clock, step_text)
     z_BCHW = frozen_latents(parts, batch, clock) if latents is None else latents(batch)

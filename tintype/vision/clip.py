@@ -91,10 +91,7 @@ class SiglipSettings(HubEncoderPart):
 
 
 class _TextImageEncoder(TransformersEncoder):
-    """Encoder with the pooled outputs of SigLIP's image tower and text tower.
-
-    Texts are padded and encoded without an attention mask, as in SigLIP's training.
-    """
+    """Encoder with SigLIP's pooled outputs. As in its training, texts are padded, without an attention mask."""
 
     def encode_text(self, prompts: Sequence[str]) -> Tensor:
         """Return one embedding per text. Texts are truncated to the text length of the model's training."""
@@ -105,8 +102,7 @@ class _TextImageEncoder(TransformersEncoder):
     def text_identity(self) -> str:
         """Return the SHA-256 over the tokenizer's vocabulary, the truncation length, and the tokens of a few texts.
 
-        The tokens are needed because the vocabulary does not determine whether capitals are kept, or on which side
-        texts are truncated.
+        The vocabulary alone does not tell whether capitals are kept, or on which side texts are truncated.
         """
         vocabulary = sorted(self._tokenizer.get_vocab().items())
         content = json.dumps([vocabulary, self._max_tokens, self._encoded(list(_PROBES))["input_ids"].tolist()])
@@ -147,8 +143,7 @@ _IS_ENCODER: type[TextImageEncoder] = _TextImageEncoder  # checked by mypy
 
 
 class _ClipEncoder(_TextImageEncoder):
-    """Encoder with the projected outputs of CLIP's image tower and text tower. Texts are encoded with an attention
-    mask.
+    """Encoder with the projected outputs of CLIP's image and text towers. Texts have an attention mask.
 
     Embeddings are not normalised. A metric that needs vectors of unit length normalises them itself.
     """

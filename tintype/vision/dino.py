@@ -23,7 +23,6 @@ from tintype.vision.transformers_teacher import HubTeacherPart
 
 DINOV2 = {"dinov2": "Dinov2Model", "dinov2_with_registers": "Dinov2WithRegistersModel"}
 DINOV3 = {"dinov3_vit": "DINOv3ViTModel"}
-"""transformers' model types of DINOv3, and their classes."""
 _DINOV3_SOURCE = "facebook/dinov3-vitl16-pretrain-lvd1689m"
 _OUTPUT = "class token after the last norm"
 

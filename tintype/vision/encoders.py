@@ -47,8 +47,7 @@ TeacherChoice = Annotated[TeacherPart, OneOf(TEACHERS), BeforeValidator(kind_alo
 def general_encoder() -> tuple[EncoderPart, str]:
     """Return an encoder for distances between any images, and a note if the encoder is a fallback.
 
-    The first choice is FID's Inception, and the second choice is VGG16. An encoder whose weights are on this machine
-    comes before an encoder whose weights must be downloaded.
+    FID's Inception comes before VGG16, but weights on this machine come before weights to download.
     """
     choices = {InceptionSettings(): inception.WEIGHTS, VggSettings(): lpips.WEIGHTS["vgg16"]}
     ways = (encoder for ready in (at_hand, _fetched) for encoder, known in choices.items() if ready(known))
@@ -66,10 +65,7 @@ def general_encoder() -> tuple[EncoderPart, str]:
 
 
 def _fetched(known: Known) -> bool:
-    """Try to download the weights, and return whether the download worked.
-
-    If the download fails, `fetch` reports the reason.
-    """
+    """Try to download the weights. If the download fails, `fetch` reports the reason."""
     try:
         fetch(known)
     except UserError:

@@ -16,7 +16,7 @@ from tintype.pretrained.frozen import encode_filled
 from tintype.seams import Encoder
 
 _CPU_BATCH, _CPU_BATCH_SMALL, _SMALL_PX = 8, 64, 128
-"""Batch sizes on a CPU for large inputs and for small inputs, and the largest side in pixels of a small input.
+"""Batch sizes on a CPU for large and for small inputs, and the largest side in pixels of a small input.
 
 The batch size depends only on the input size, since kernels round differently for other batch sizes.
 """
@@ -34,10 +34,7 @@ def feature_matrix(
     `images` yields uint8 images, single or in batches, of any sizes. The network always gets batches of the same size,
     and the last batch is padded. So the row of an image does not depend on how `images` are grouped. On a CPU the batch
     size is fixed, and rows are bit-identical for any `batch`. On a GPU the batch size is `batch`, which may change the
-    last bits of a row.
-
-    `on_images` is called with the number of images in each batch. `first_index` is the index of the first image, for
-    messages.
+    last bits of a row. `first_index` is the index of the first image, for messages.
     """
     if batch < 1:
         raise ValueError(f"a batch must have at least one image, not {batch}")

@@ -1,5 +1,4 @@
-"""The Inception-v3 that defines FID, which is Google's TensorFlow graph of December 2015 up to its last pooling (2048
-numbers).
+"""The Inception-v3 that defines FID: Google's TensorFlow graph of 2015 up to its last pooling (2048 numbers).
 
 Differs from torchvision's Inception: average pools do not count the padding, and the last block has a max pool instead
 of the paper's average pool. Batch norms have no gain, and the weights are different. The layers have the same names as
@@ -48,10 +47,7 @@ def preprocess(resize: Resize) -> Preprocess:
 
 
 class _Layer(NamedTuple):
-    """A layer's sizes.
-
-    With `same`, padding keeps the size of the feature map. Without `same`, the feature map loses its border.
-    """
+    """A layer's sizes. Only with `same` does padding keep the size of the feature map."""
 
     name: str
     channels: int
@@ -90,10 +86,7 @@ _HALVING = nn.MaxPool2d(3, stride=2)
 
 
 class _Branch:
-    """A branch of a block, with a pool, then sequential layers, then parallel layers (`fork`).
-
-    Each of these can be absent.
-    """
+    """A branch of a block: an optional pool, then sequential layers, then parallel layers (`fork`)."""
 
     def __init__(self, *layers: _Layer, pool: nn.Module | None = None, fork: tuple[_Layer, ...] = ()) -> None:
         self.layers, self.pool, self.fork = layers, pool, fork
@@ -128,10 +121,7 @@ _ROW, _COLUMN = (1, 7), (7, 1)
 
 
 def _row(name: str, *layers: tuple[int, int | tuple[int, int]]) -> list[_Layer]:
-    """Return layers with the given (channels, kernel) pairs.
-
-    The layers' names are `name` and a number, counted from 1.
-    """
+    """Return layers of (channels, kernel) pairs, named by `name` and a number from 1."""
     return [_Layer(f"{name}_{number}", *layer) for number, layer in enumerate(layers, 1)]
 
 
@@ -192,10 +182,7 @@ def _block_8px(channels_in: int, pool: nn.Module) -> _Block:
 
 
 class Inception(nn.Module):
-    """Map prepared images [B, 3, 299, 299] to the 2048 numbers of the last pool.
-
-    The weights are buffers, so they are not trained.
-    """
+    """Map prepared images [B, 3, 299, 299] to the last pool's 2048 numbers, by untrained buffers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -227,9 +214,9 @@ class Inception(nn.Module):
 
 
 def from_torchscript(tensors: Mapping[str, Tensor], where: str) -> Tensors:
-    """Rename the tensors of StyleGAN2-ADA's TorchScript Inception to the names in this module.
+    """Rename the tensors of StyleGAN2-ADA's TorchScript Inception, whose names end in weight, beta, mean and var.
 
-    Both networks list the layers in the same order. The TorchScript's names end in `weight`, `beta`, `mean` and `var`.
+    Both networks list the layers in the same order.
     """
     theirs = [name.removesuffix(".beta") for name in tensors if name.endswith(".beta")]
     if len(theirs) != UNITS:
@@ -245,10 +232,7 @@ def from_torchscript(tensors: Mapping[str, Tensor], where: str) -> Tensors:
 
 
 def from_state_dict(tensors: Mapping[str, Tensor], where: str) -> Tensors:
-    """Return the tensors from pytorch-fid's file, without the classifier.
-
-    Raise if the gain of a batch norm is not 1.
-    """
+    """Return the tensors of pytorch-fid's file without the classifier; raise if a batch norm's gain is not 1."""
     parts = {"weight": "conv.weight", "beta": "bn.bias", "mean": "bn.running_mean", "variance": "bn.running_var"}
     found = {}
     for unit in _unit_names():

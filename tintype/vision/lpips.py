@@ -34,7 +34,6 @@ SCALE = (0.458, 0.448, 0.450)
 
 _NORM_EPSILON = 1e-10
 _TORCH_CONVOLUTIONS = {"vgg16": (0, 2, 5, 7, 10, 12, 14, 17, 19, 21, 24, 26, 28), "alexnet": (0, 3, 6, 8, 10)}
-"""Indices of the convolutions in torchvision's `features`."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class _Convolution:
     kernel: int = 3
     stride: int = 1
     pool_before: int | None = None
-    """Kernel size of the max pool of stride 2 before the convolution; None if there is no pool."""
+    """Kernel size of the max pool of stride 2 before the convolution."""
     tapped: bool = False
     """Whether LPIPS compares the output of the convolution."""
 
@@ -116,10 +115,7 @@ class Trunk(nn.Module):
 
 
 class Lpips(nn.Module):
-    """The LPIPS distance of two images, with fixed weights.
-
-    For float images in [-1, 1], the distance is differentiable in both images.
-    """
+    """The LPIPS distance of two images in [-1, 1], with fixed weights, differentiable in both."""
 
     def __init__(self, net: Net) -> None:
         super().__init__()
@@ -186,10 +182,7 @@ def from_jax(net: Net, arrays: Mapping[str, Tensor]) -> Tensors:
 
 
 def from_torch(net: Net, trunk: Mapping[str, Tensor], linear: Mapping[str, Tensor]) -> Tensors:
-    """Convert torchvision's classifier and the linear layers of the original `lpips` to this module's tensors.
-
-    The linear layers are in weights/v0.1/vgg.pth or alex.pth.
-    """
+    """Convert torchvision's classifier, and the linear layers of `lpips` (weights/v0.1/vgg.pth or alex.pth)."""
     found = {}
     with as_user_error(KeyError, f"these files do not contain LPIPS weights for {net}"):
         for index, place in enumerate(_TORCH_CONVOLUTIONS[net]):
@@ -201,7 +194,6 @@ def from_torch(net: Net, trunk: Mapping[str, Tensor], linear: Mapping[str, Tenso
 
 
 def lpips_from_files(net: Net, trunk: Path, linear: Path) -> Tensors:
-    """Read the files of torchvision and the original `lpips`, and return the tensors of a file for `load_lpips`."""
     return from_torch(net, read_state_dict(trunk), read_state_dict(linear))
 
 

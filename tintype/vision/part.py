@@ -48,7 +48,6 @@ COMMITS = {
 """Default commits of repositories with safetensors, for settings without a revision."""
 
 Grid = tuple[int, int]
-"""Rows and columns of tokens."""
 
 
 class EncoderPart(Part):
@@ -80,10 +79,7 @@ class EncoderPart(Part):
         raise NotImplementedError
 
     def outline(self) -> Outline | None:
-        """Return the network without its weights, for cost estimates.
-
-        The result is None if the sizes of the network are unknown.
-        """
+        """Return the network without weights, for cost estimates; None if the sizes of the network are unknown."""
         return None
 
 
@@ -93,7 +89,6 @@ def _built(settings: EncoderPart, device: torch.device) -> Encoder:
 
 
 def forget_encoders() -> None:
-    """Release every network that was built in this process."""
     _built.cache_clear()
 
 
@@ -116,10 +111,7 @@ class HubEncoderPart(EncoderPart):
 
 
 class TransformersEncoder(FrozenEncoder):
-    """An encoder from transformers, with the preprocessing of tintype.
-
-    Preprocessing settings that are not given come from the checkpoint.
-    """
+    """An encoder from transformers, whose preprocessing comes from the checkpoint where settings are missing."""
 
     def __init__(
         self, name: str, checkpoint: Checkpoint, model: Untyped, how: Preprocess, output: str, device: torch.device
@@ -140,15 +132,13 @@ class TransformersEncoder(FrozenEncoder):
 
 
 def vision_config(config: Untyped) -> Untyped:
-    """If a network has several towers, return the config of the image tower."""
     return getattr(config, "vision_config", config)
 
 
 class Teacher(FrozenEncoder):
     """A frozen network that encodes a clean image to one token for each token of the denoiser.
 
-    The image is resized so that the patch grid of the network equals the token grid of the denoiser. Class and register
-    tokens are left out.
+    The image is resized so that the two grids are equal. Class and register tokens are left out.
     """
 
     def __init__(self, kind: str, network: FrozenNetwork, device: torch.device, grid: Grid, width: int) -> None:
@@ -182,10 +172,7 @@ class Teacher(FrozenEncoder):
         return encode_evenly(self.encode, input_BCHW, network_batch)
 
     def class_tokens(self, image_BCHW: Tensor) -> Tensor:
-        """Encode uint8 images to class tokens, float32 [B, D].
-
-        Without a class token, return the mean of the patch tokens.
-        """
+        """Encode uint8 images to class tokens, float32 [B, D], or else to the mean of the patch tokens."""
         return self.tokens(image_BCHW).mean(dim=1)
 
 
@@ -200,10 +187,7 @@ class TeacherPart(Part):
         raise NotImplementedError
 
     def outline(self, grid: Grid) -> Outline | None:
-        """Return the network without its weights, for cost estimates.
-
-        The result is None if the sizes of the network are unknown.
-        """
+        """Return the network without weights, for cost estimates; None if the sizes of the network are unknown."""
         return None
 
 

@@ -47,20 +47,14 @@ _WIDTHS = (32, 48, 96, FEATURES)
 
 @dataclass(frozen=True)
 class SceneReading:
-    """Attributes that the network has predicted from images.
-
-    `logits` has "presence" [B, P], each object attribute [B, P, K], and each scene attribute [B, K].
-    """
+    """Predicted attributes: `logits` has "presence" [B, P], object attributes [B, P, K], scene attributes [B, K]."""
 
     feature_BF: Tensor
     logits: Mapping[str, Tensor]
 
 
 class _Convolution(nn.Module):
-    """Convolution, group norm, ReLU.
-
-    A batch norm would mix the statistics of sharp images with those of enlarged images.
-    """
+    """Convolution, group norm, ReLU. A batch norm would mix the statistics of sharp and enlarged images."""
 
     def __init__(self, channels_in: int, channels_out: int, stride: int = 1) -> None:
         super().__init__()
@@ -73,8 +67,6 @@ class _Convolution(nn.Module):
 
 
 class _Residual(nn.Module):
-    """Two convolutions with a residual connection."""
-
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.first = _Convolution(channels, channels)
@@ -157,7 +149,6 @@ def _load(weights_path: Path, record_path: Path) -> SceneEncoder:
 
 @cache
 def scene_encoder_record() -> dict[str, Any]:
-    """Return the content of `scene_encoder.json`, which has the packaged encoder's training and accuracy."""
     record: dict[str, Any] = json.loads(RECORD_PATH.read_text())
     return record
 
@@ -168,7 +159,7 @@ def visible_attributes(size_px: int) -> frozenset[str]:
 
 
 def _visible(accuracy: Mapping[str, Mapping[str, Mapping[str, float]]], size_px: int) -> frozenset[str]:
-    """Return the recognisable attributes at the largest measured size that is not above `size_px`.
+    """Return the recognisable attributes at the largest measured size up to `size_px`.
 
     `accuracy` is nested by size, style and attribute.
     """
@@ -198,8 +189,6 @@ class SceneEncoderSettings(EncoderPart):
 
 
 class SceneFeatures:
-    """Features and predicted attributes of the packaged scene encoder."""
-
     definition = (
         f"pooled last map ({FEATURES} numbers) of tintype's scene encoder; input uint8, scaled to [-2, 2], resized to "
         f"{INPUT_PX} px (bilinear, antialiased when shrinking), fp32"
@@ -221,7 +210,6 @@ class SceneFeatures:
 
     @torch.no_grad()
     def read(self, image_BCHW: Tensor) -> SceneReading:
-        """Return the attributes that the images show, as predicted by the encoder."""
         readings = [self._encoder(chunk.to(self._device)) for chunk in image_BCHW.split(READ_TOGETHER)]
         return SceneReading(
             torch.cat([reading.feature_BF for reading in readings]).cpu(),

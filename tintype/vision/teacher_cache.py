@@ -73,17 +73,13 @@ class TeacherCache:
 
     teacher: Teacher
     rows: Rows
-    """Tokens of each image, as fp16 [L, D].
-
-    If images have several shapes, L is the maximum over them, and shorter rows are zero-padded.
-    """
+    """Tokens of each image, fp16 [L, D]. With several shapes, L is the maximum, and shorter rows are zero-padded."""
     blocks: Blocks
     """Blocks whose size is the fixed batch size of the network."""
     ahead: ReadAhead | None = None
 
     def fill(self, ids: Sequence[int], images: Callable[[Sequence[int]], Tensor]) -> int:
-        """Compute the missing tokens of all blocks that contain these images. `images` is a function that returns
-        images by id.
+        """Compute the missing tokens of all blocks with these images, which `images` returns by id.
 
         Return the number of images whose tokens this process has stored.
         """
@@ -99,8 +95,7 @@ class TeacherCache:
     def __call__(self, image_BCHW: Tensor, ids: Sequence[int]) -> Tensor:
         """Return float32 [B, L, D] on the images' device, with values rounded to fp16.
 
-        Missing tokens are computed from `image_BCHW`. Such tokens are not stored, since a training batch is not a
-        block.
+        Missing tokens are computed from `image_BCHW`, but not stored, since a training batch is not a block.
         """
         row_BLD = None if self.ahead is None else self.ahead.take(ids)
         if row_BLD is None:
@@ -138,10 +133,7 @@ class TeacherCache:
 
 
 _in_memory: dict[bytes, tuple[str, Rows]] = {}
-"""Rows by their stamp, together with the images to which they belong.
-
-Rows are shared, since the arms and seeds of a study have the same images.
-"""
+"""Rows by stamp, with their images. A study's arms and seeds share them, since they have the same images."""
 
 
 def open_teacher_cache(
@@ -185,10 +177,7 @@ def open_teacher_cache(
 
 
 def _memory_rows(images: str, content: Content) -> Rows:
-    """Return the rows in memory.
-
-    Release the rows of other images; if memory is short, also release all rows that no run uses.
-    """
+    """Return the rows in memory. Release other images' rows and, if memory is short, all rows that no run uses."""
     if content.stamp not in _in_memory:
         for other in [other for other, (of, _) in _in_memory.items() if of != images]:
             del _in_memory[other]

@@ -59,7 +59,6 @@ class HubTeacherPart(TeacherPart):
     compile: HubCompile = False
 
     def arithmetic_on(self, device: torch.device) -> Compute:
-        """Return the precision of the computation on a device."""
         if self.arithmetic != "auto":
             return self.arithmetic
         return "bf16" if device.type == "cuda" else "fp32"
@@ -105,10 +104,7 @@ class HubTeacherPart(TeacherPart):
         return self._checkpoint.image_processor().normalisation
 
     def _number(self, config: Untyped, key: str) -> int:
-        """Return a size setting of the image tower from the tower's config.
-
-        If the config contains a size for each side, both sizes must be equal.
-        """
+        """Return a size setting of the image tower. Separate sizes for the sides must be equal."""
         config = vision_config(config)
         value = getattr(config, key, None)
         sides = set(value) if isinstance(value, list | tuple) else {value}
@@ -147,10 +143,7 @@ class TransformersTeacher(Teacher):
         return token_BLD
 
     def class_tokens(self, image_BCHW: Tensor) -> Tensor:
-        """If a class token precedes the patch tokens, return the first token.
-
-        Otherwise, return the mean of the patch tokens.
-        """
+        """Return the class token if one precedes the patch tokens, otherwise their mean."""
         with frozen_arithmetic(self._device, self.arithmetic):
             token_BLD = self._output(self.prepare(image_BCHW).to(self._dtype)).float()
         patches = self.grid[0] * self.grid[1]
@@ -183,10 +176,7 @@ class TransformersTeacher(Teacher):
 
     @cached_property
     def _options(self) -> dict[str, bool]:
-        """Return the call options of the network that resample position embeddings for another grid.
-
-        DINO's networks always resample position embeddings, and have no such option.
-        """
+        """Return call options that resample position embeddings. DINO's networks always do so, without an option."""
         accepted = inspect.signature(self._network.forward).parameters
         return {"interpolate_pos_encoding": True} if "interpolate_pos_encoding" in accepted else {}
 

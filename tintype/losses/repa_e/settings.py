@@ -103,7 +103,6 @@ class TuningSettings(TuningOptions, Part):
     block: int = Field(description="Block whose output is aligned, counted from 1")
 
     def check(self, plan: PlanView) -> None:
-        """Raise ValueError if the plan cannot use this tuning."""
         if reason := plan.tokenizer.why_frozen():
             raise ValueError(f"repa-e: the tokenizer '{plan.tokenizer.kind}' cannot be tuned: {reason}")
         self._check_unread(plan)
@@ -164,9 +163,7 @@ class TuningSettings(TuningOptions, Part):
         return tokenizer.network, tokenizer.norm.statistics
 
     def probe(self, plan: PlanView) -> ProbeSettings | None:
-        """Return the term that trains the tuning's projector; None if one of the denoiser's losses already trains
-        it.
-        """
+        """Return the term that trains the tuning's projector; None if one of the denoiser's losses trains it."""
         if aligned_loss(plan) is not None:
             return None
         return ProbeSettings(**{name: getattr(self, name) for name in SHARED}, weight=1.0)
@@ -178,9 +175,7 @@ class TuningSettings(TuningOptions, Part):
 
 
 def aligned_loss(plan: PlanView) -> RepaSettings | None:
-    """Return the plan's loss that aligns the denoiser itself and whose projector the tuning can use; None if there is
-    none.
-    """
+    """Return the plan's loss that aligns the denoiser itself and whose projector the tuning can use."""
     return next((loss for loss in plan.losses if isinstance(loss, RepaSettings)), None)
 
 

@@ -75,10 +75,7 @@ class LatentNorm(nn.Module):
 
     @torch.no_grad()
     def restore(self, before: tuple[Tensor, Tensor], where: Tensor) -> None:
-        """Restore the statistics that `statistics_copy` returned, if the scalar `where` is 1.
-
-        The device evaluates `where`, so the host does not wait for the device.
-        """
+        """Restore the statistics `before` if the scalar `where` is 1, without making the host wait for the device."""
         for now, then in zip((self.running_mean, self.running_var), before, strict=True):
             now.copy_(torch.where(where > 0, then, now))
 
@@ -136,7 +133,6 @@ class TunedTokenizer(nn.Module):
         return posterior.sample(draws.normal("posterior", tuple(posterior.mean_BCHW.shape[1:])))
 
     def encode(self, image_BCHW: Tensor, draws: Draws | None = None) -> Tensor:
-        """Encode to the posterior's mean, without random draws."""
         return self.moments(image_BCHW)
 
     def moments(self, image_BCHW: Tensor) -> Tensor:

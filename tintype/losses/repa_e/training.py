@@ -83,12 +83,10 @@ class RepaE:
         self._frozen, self._layout = frozen, layout
 
     def ready(self) -> dict[str, str | None]:
-        """Load the perceptual distance, and return its identity."""
         self._distance = self.settings.perceptual.load(self.tokenizer.device)
         return {"perceptual": self._distance.identity if self._distance is not None else None}
 
     def distance(self, seen_BCHW: Tensor, x_BCHW: Tensor) -> Tensor | None:
-        """Return the perceptual distance of each image; None if the plan has no perceptual loss."""
         if self.settings.perceptual.kind == "none":
             return None
         if self._distance is None:
@@ -108,10 +106,9 @@ class RepaE:
                 parameter.requires_grad_(True)
 
     def clip(self) -> tuple[Tensor, Tensor]:
-        """Clip the gradients of the autoencoder.
+        """Clip the autoencoder's gradients, and separately those of the projector's probe and of the discriminator.
 
-        The gradients of the projector's probe and of the discriminator are clipped separately. Return the norm of the
-        autoencoder's gradients, and whether all gradients are finite.
+        Return the norm of the autoencoder's gradients, and whether all gradients are finite.
         """
         norm = clip(self.tuned, self.settings.clip_norm, self._layout)
         finite = norm.isfinite()
@@ -182,10 +179,7 @@ class RepaEStep:
             torch.autograd.backward([loss * (self._loss_scale / self._accumulate)], [backward_start(loss)])
 
     def alignment(self, batch: JointBatch, x_BCHW: Tensor) -> Tensor:
-        """Return each sample's alignment loss.
-
-        The loss is computed through the denoiser, with the step's t and noise.
-        """
+        """Return each sample's alignment loss, computed through the denoiser with the step's t and noise."""
         training = self._training
         with self._host.compute():
             tapped = self._host.tap(x_BCHW, batch, training.alignment.taps)

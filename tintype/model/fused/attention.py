@@ -17,14 +17,9 @@ from torch import Tensor
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 BOUND = tl.constexpr(48.0)
-"""Largest bound on scores (base 2) for which no running maximum is needed, since exp2(score − bound) stays above
-2^-97.
-"""
+"""Largest bound on scores (base 2) that needs no running maximum: exp2(score − bound) stays above 2^-97."""
 LONG = 2048
-"""Minimum number of image tokens for which the bound is checked.
-
-With fewer tokens, the check costs more time than it saves.
-"""
+"""Minimum number of image tokens to check the bound. With fewer, the check costs more than it saves."""
 FORWARD, FORWARD_BOUNDED, BACK_KEYS, BACK_QUERIES = (64, 64, 4, 3), (128, 64, 8, 3), (64, 64, 4, 4), (64, 64, 4, 3)
 """Queries per tile, keys per tile, warps and stages. These values were measured on an H200 with heads of 64 numbers."""
 _WIDE, _STAGES_WIDE = 128, 2
@@ -33,10 +28,7 @@ _WIDE, _STAGES_WIDE = 128, 2
 
 @triton.jit
 def _pair_and_tile(tiles):
-    """Return the (sample, head) index and the tile of a program.
-
-    The grid has one dimension, since only the first dimension of a grid can be large.
-    """
+    """Return a program's (sample, head) index and tile. Only the first dimension of a grid can be large."""
     program = tl.program_id(0)
     return (program // tiles).to(tl.int64), program % tiles
 
@@ -44,10 +36,7 @@ def _pair_and_tile(tiles):
 @triton.jit
 def _take_in(q, k, v, count, k_row, v_row, factor, most, total, seen, RISING: tl.constexpr, EVEN: tl.constexpr,
              KEYS: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
-    """Add `count` keys and values to the softmax. Scores are shifted by `most`.
-
-    With `RISING`, `most` is the running maximum score.
-    """
+    """Add `count` keys and values to the softmax, shifted by `most`, the running maximum score with `RISING`."""
     size = tl.arange(0, SIZE)
     for start in range(0, count, KEYS):
         key = start + tl.arange(0, KEYS)
@@ -195,10 +184,7 @@ def _query_gradient(q, d_seen, k, v, count, k_row, v_row, log, shift, scale, d_q
 def _attend_back_queries(q, k, v, text_k, text_v, out, d_out, log_sum, delta, d_q, first, length, tokens, heads, v_row,
                          text_v_row, scale, EVEN: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
                          SIZE: tl.constexpr):  # fmt: skip
-    """Store the queries' gradient and `delta`.
-
-    `delta` is the sum of out × its gradient, a term of the softmax's gradient.
-    """
+    """Store the queries' gradient, and `delta` of the softmax's gradient: the sum of out × its gradient."""
     pair, tile = _pair_and_tile(tl.cdiv(tokens, QUERIES))
     sample = pair // heads
     row = heads * SIZE
@@ -247,12 +233,10 @@ class Inputs:
 
     @property
     def pairs(self) -> int:
-        """Return the number of (sample, head) pairs."""
         return len(self.first_B) * self.heads
 
 
 def _tile(usual: tuple[int, int, int, int], size: int) -> tuple[int, int, int, int]:
-    """Return the number of queries and keys per tile, warps and stages for this head size."""
     queries, keys, warps, stages = usual
     return queries, keys, warps, stages if size < _WIDE else min(stages, _STAGES_WIDE)
 
@@ -276,10 +260,7 @@ def attend(x: Inputs) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Gradients:
-    """Buffers for the gradients of `Inputs`.
-
-    Rows of values may have a stride, and are then the first columns of the projections.
-    """
+    """Buffers for the gradients of `Inputs`. Values may have a stride, as the first columns of the projections."""
 
     q_RD: Tensor
     k_RD: Tensor
@@ -289,7 +270,6 @@ class Gradients:
 
 
 def attend_back(x: Inputs, d_out_RD: Tensor, out_RD: Tensor, log_sum: Tensor, d: Gradients) -> None:
-    """Write the gradients to `d`."""
     delta = torch.empty_like(log_sum)
     queries, keys, warps, stages = _tile(BACK_QUERIES, x.size)
     _attend_back_queries[(triton.cdiv(x.tokens, queries) * x.pairs,)](

@@ -47,10 +47,7 @@ class Parameters(NamedTuple):
 
 
 class Matrices:
-    """A block's matrices in the form that products read.
-
-    If the modulation is multiplied in bf16, its matrix is included.
-    """
+    """A block's matrices in the form that products read, with the modulation's if it is multiplied in bf16."""
 
     def __init__(self, parameters: Parameters, modulation: Tensor | None, fp8: bool) -> None:
         self.modulation = None if modulation is None else Weight([modulation], fp8=False)
@@ -74,8 +71,6 @@ class Matrices:
 
 @dataclass(frozen=True)
 class Setting:
-    """All inputs of a block except the tensors that have gradients."""
-
     weights: Matrices
     fp8: bool
     heads: int
@@ -113,13 +108,11 @@ class FusedBlock:
         return Parameters(*norms, *(layer.weight for layer in layers))
 
     def read_text(self, text: PackedText) -> PackedKeyValue:
-        """Return the text's keys and values."""
         self.weights.refresh()
         _, kv_N2D, key_ND = _read_text(text.rows_NC, self.parameters, self._setting(text.places))
         return PackedKeyValue(key_ND, kv_N2D[:, key_ND.shape[1] :], text.places)
 
     def run(self, token_BLD: Tensor, text: PackedText | PackedKeyValue, vector_BD: Tensor, table: Tensor) -> Tensor:
-        """Return the token stream after the block."""
         self.weights.refresh()
         setting = self._setting(text.places, token_BLD.shape[1], table)
         token_BLD, six_B6D = token_BLD.contiguous(), self._modulate(vector_BD).contiguous()

@@ -14,7 +14,7 @@ from tintype.model.fused.products import Operand, new_operand
 from tintype.model.fused.quantise import SPARE, power_of_two, put_row
 
 _BLOCK, _WHOLE = 512, 2048
-"""Columns per block for unscaled rows, and the maximum length of a row that one program processes as a whole.
+"""Columns per block for unscaled rows, and the maximum length of a row that a program processes as a whole.
 
 Scaled rows are always processed as a whole.
 """

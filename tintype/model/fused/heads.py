@@ -14,20 +14,13 @@ import triton.language as tl
 from torch import Tensor
 
 _TOKENS, _TOKENS_BACK = 4, 16
-"""Tokens per program in the forward and the backward pass.
-
-For a wide model, a program of the forward pass has one token.
-"""
+"""Tokens per program in both passes. For a wide model, a program of the forward pass has one token."""
 _NARROW = 1024
-"""Below this width, a program processes the same token of several samples.
-
-The program then loads the token's angles only once.
-"""
+"""Below this width, a program has the same token of several samples, to load the token's angles only once."""
 
 
 @triton.jit
 def _pairs(pointer, mask, HEADS: tl.constexpr, HALF: tl.constexpr):
-    """Load heads, and split them into even and odd numbers."""
     number = tl.load(pointer, mask=mask, other=0.0).to(tl.float32)
     return tl.split(tl.reshape(number, [HEADS, HALF, 2]))
 
@@ -48,10 +41,7 @@ def _weights(first, second, part, HALF: tl.constexpr):
 
 @triton.jit
 def _angles(table, of_sample, token, HALF: tl.constexpr):
-    """Load cosines and sines of a token's pairs.
-
-    The table has each value twice, and the sine is positive for odd numbers.
-    """
+    """Load cosines and sines of a token's pairs. The table has each value twice; odd numbers' sine is positive."""
     pair = tl.arange(0, HALF)[None, :]
     here = table + of_sample + token * 4 * HALF + 2 * pair
     return tl.load(here), tl.load(here + 2 * HALF + 1)
@@ -59,10 +49,7 @@ def _angles(table, of_sample, token, HALF: tl.constexpr):
 
 @triton.jit
 def _rows(tokens, T: tl.constexpr, SHARED: tl.constexpr):
-    """Return a program's first row, and the stride of its rows.
-
-    The program's rows are one token of T samples, or T consecutive rows.
-    """
+    """Return a program's first row and stride. Its rows are one token of T samples, or T consecutive rows."""
     program = tl.program_id(0).to(tl.int64)
     if SHARED:
         return (program // tokens) * T * tokens + program % tokens, tokens
@@ -136,10 +123,7 @@ def _heads_back(d_out, x, first, second, table, d_x, sums, rows, tokens, heads, 
 
 
 def norm_heads(x_RP: Tensor, weights: tuple[Tensor, ...], heads: int, tokens: int, table: Tensor | None) -> Tensor:
-    """Return the first parts of the packed projections after norm and rotation, as [parts, R, D].
-
-    Each weight belongs to one part.
-    """
+    """Return the first parts of the packed projections after norm and rotation: [parts, R, D]. Each has a weight."""
     rows, size = len(x_RP), len(weights[0])
     out = x_RP.new_empty(len(weights), rows, heads * size)
     per, shared = _TOKENS if heads * size < _NARROW else 1, _shares_angles(heads * size, table)
@@ -173,10 +157,7 @@ def norm_heads_back(
 
 
 def _shares_angles(width: int, table: Tensor | None) -> bool:
-    """Return whether a program processes one token of several samples.
-
-    For such programs, all samples must share one table.
-    """
+    """Return whether a program has one token of several samples, for which all samples must share one table."""
     return width < _NARROW and table is not None and len(table) == 1
 
 

@@ -14,10 +14,7 @@ from tintype.model.fused.norms import Stats, norm, norm_back
 
 
 def modulated_norm(token_BLD: Tensor, two_B2D: Tensor, kind: torch.dtype, eps: float = 1e-6) -> Tensor:
-    """Return the tokens after norm, scale and shift, in the dtype `kind`.
-
-    `two` has the shift, and the scale minus 1.
-    """
+    """Return the tokens after norm, scale and shift, as `kind`. `two` has the shift, and the scale minus 1."""
     out_BLD: Tensor = _ModulatedNorm.apply(token_BLD.contiguous(), two_B2D, kind, eps)
     return out_BLD
 

@@ -207,7 +207,6 @@ def norm_back(
 
 
 def add_gated(token_BLD: Tensor, added_RD: Tensor, six: Tensor, gate: int) -> Tensor:
-    """Return the stream plus the gated `added`."""
     batch, tokens, width = token_BLD.shape
     out_BLD, block = torch.empty_like(token_BLD), triton.next_power_of_2(width)
     _add_gated[(batch * tokens,)](
@@ -227,10 +226,7 @@ def add_gated(token_BLD: Tensor, added_RD: Tensor, six: Tensor, gate: int) -> Te
 def add_gated_back(
     d_out_BLD: Tensor, added_RD: Tensor, six: Tensor, gate: int, d_six: Tensor, kind: torch.dtype
 ) -> Operand:
-    """Return the gradient of `added`, and write the gradient of the gate.
-
-    The gradient of the stream is `d_out` itself.
-    """
+    """Return `added`'s gradient, and write the gate's. The gradient of the stream is `d_out` itself."""
     batch, tokens, width = d_out_BLD.shape
     block = triton.next_power_of_2(width)
     per, chunks = _chunks(batch, tokens, 2 * _WARPS_BACK // _warps(block))
@@ -253,10 +249,7 @@ def _put_sums(sums: Tensor, d_six: Tensor, shift: int, gate: int) -> None:
 
 
 def _chunks(batch: int, tokens: int, programs: int) -> tuple[int, int]:
-    """Return the number of tokens per program, and the number of programs per sample.
-
-    The tokens per program are chosen such that there are at least `programs` programs, if possible.
-    """
+    """Return tokens per program, and programs per sample, with at least `programs` programs if possible."""
     per = 64
     while per > 4 and batch * triton.cdiv(tokens, per) < programs:
         per //= 2
@@ -264,8 +257,5 @@ def _chunks(batch: int, tokens: int, programs: int) -> tuple[int, int]:
 
 
 def _warps(block: int) -> int:
-    """Return the number of warps of a program.
-
-    Narrow rows get few warps, so that more programs run at the same time.
-    """
+    """Return the warps of a program: few for narrow rows, so that more programs run at the same time."""
     return max(1, min(8, block // 512))

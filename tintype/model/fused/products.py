@@ -32,7 +32,6 @@ class Operand:
 
 
 def new_operand(rows: int, columns: int, kind: torch.dtype, device: torch.device) -> Operand:
-    """Return an empty operand."""
     scales = rows if kind.itemsize == 1 else 0
     return Operand(
         torch.empty(rows, columns, dtype=kind, device=device), torch.empty(scales, dtype=torch.float32, device=device)
@@ -40,14 +39,13 @@ def new_operand(rows: int, columns: int, kind: torch.dtype, device: torch.device
 
 
 def quantised(x_RC: Tensor, kind: torch.dtype) -> Operand:
-    """Return a matrix in FP8."""
     operand = new_operand(x_RC.shape[0], x_RC.shape[1], kind, x_RC.device)
     quantise(x_RC, operand.values_RC, operand.scale_R)
     return operand
 
 
 class Weight:
-    """One or several stacked parameters, cast for the products. Parameters are cast once per step, not once per batch.
+    """One or several stacked parameters, cast for the products once per step. A captured graph reads their copies.
 
     The copies keep their memory addresses, so that a captured graph reads new casts.
     """
@@ -65,10 +63,7 @@ class Weight:
 
     @property
     def copies(self) -> list[Copy]:
-        """Return the copies that an optimizer can update, since it can cast each of their numbers alone.
-
-        FP8 copies are not included.
-        """
+        """Return the copies, not of FP8, that an optimizer can update by casting each of their numbers alone."""
         return [] if self._fp8 else self._copies
 
     def refresh(self) -> None:
@@ -108,10 +103,7 @@ def input_gradient(d: Operand, weight: Weight) -> Tensor:
 
 
 def _scaled_product(x: Operand, right_CK: Tensor, scale_C: Tensor, fast: bool) -> Tensor:
-    """Return a product of FP8 operands.
-
-    With `fast`, sums use fewer bits. Fewer bits are accurate enough for forward products, but not for gradients.
-    """
+    """Return a product of FP8 operands. With `fast`, sums use fewer bits, too few for gradients."""
     return torch._scaled_mm(
         x.values_RC,
         right_CK.t(),
@@ -123,10 +115,7 @@ def _scaled_product(x: Operand, right_CK: Tensor, scale_C: Tensor, fast: bool) -
 
 
 def weight_gradient(d: Operand, x: Operand, kind: torch.dtype) -> Tensor:
-    """Return the gradient of the weight, dᵀ x [N, K], summed in fp32.
-
-    FP8 rows are first converted to a common scale.
-    """
+    """Return dᵀ x [N, K], summed in fp32. FP8 rows are first converted to a common scale."""
     if not d.quantised:
         return _summed_in_fp32(d.values_RC.t(), x.values_RC, kind)
     scale_R = d.scale_R * x.scale_R

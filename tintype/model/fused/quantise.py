@@ -17,18 +17,15 @@ from torch import Tensor
 from tintype.settings import FP8_MULTIPLE
 
 SPARE = {torch.bfloat16: 0, torch.float32: 0, torch.float8_e4m3fn: 7, torch.float8_e5m2: 14}
-"""Exponents that determine a row's scale.
+"""Exponents of a row's scale. A row's maximum is scaled to between 2^spare and 2^(spare + 1), below FP8's maximum.
 
-A row's maximum is scaled to between 2^spare and 2^(spare + 1), below FP8's maximum. With 0, rows are not scaled.
+With 0, rows are not scaled.
 """
 
 
 @triton.jit
 def power_of_two(most, SPARE: tl.constexpr):
-    """Return the scale of a row with maximum `most`, and the reciprocal of the scale.
-
-    If `most` is not finite, neither are they.
-    """
+    """Return the scale of a row with maximum `most`, and its reciprocal. Non-finite `most` gives non-finite results."""
     exponent = most.to(tl.int32, bitcast=True) >> 23
     of_scale = tl.maximum(exponent - SPARE, 1)
     scale = (of_scale << 23).to(tl.float32, bitcast=True)
@@ -82,10 +79,7 @@ def new_transposed(x_RC: Tensor) -> Tensor:
 
 
 def transpose(x_RC: Tensor, out_CR: Tensor, factor_R: Tensor | None = None) -> None:
-    """Write the transposed matrix in the same dtype.
-
-    Each row is multiplied by its factor, and padding columns are zeros.
-    """
+    """Write the transposed matrix in the same dtype, with rows times their factors. Padding columns are zeros."""
     (rows, columns), filled = x_RC.shape, out_CR.shape[1]
     scaled = factor_R is not None
     stored, target = (x_RC, out_CR) if scaled else (x_RC.view(torch.int8), out_CR.view(torch.int8))

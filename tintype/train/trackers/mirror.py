@@ -1,5 +1,4 @@
-"""Mirror runs and studies to trackers, in the background. A tracker never stops a run and never changes the run's
-numbers.
+"""Mirror runs and studies to trackers in the background. A tracker never stops a run or changes its numbers.
 
 Each tracker has its own thread, so training does not wait for a network. At the first error, the tracker is disabled
 for this process, and an event and a note are logged. The next process that works on the run sends the remaining lines.
@@ -28,7 +27,6 @@ CLOSE_S = 60.0
 """Maximum time that the end of a run waits for a tracker, in seconds."""
 Action = Callable[[Tracker], None]
 OnFailure = Callable[[str, str], None]
-"""Callback with the name of a failed tracker and the reason."""
 
 
 class Feed:
@@ -88,7 +86,6 @@ class Mirror:
         return bool(self._feeds)
 
     def log(self, step: int, line: Mapping[str, Any]) -> None:
-        """Log the numbers from a line of `metrics.jsonl`."""
         numbers = numbers_in(line)
         self._send(step, lambda tracker: tracker.log(step, numbers))
 
@@ -118,7 +115,6 @@ class Mirror:
         self._report()
 
     def _report(self) -> None:
-        """Report trackers that failed, and stop using them."""
         failed = [feed for feed in self._feeds if feed.failure]
         self._feeds = [feed for feed in self._feeds if not feed.failure]
         for feed in failed:
@@ -141,7 +137,6 @@ class RunMirror:
             self.catch_up()
 
     def catch_up(self) -> None:
-        """Send the existing lines of the log, only once."""
         if self._mirror and not self._is_caught_up:
             self._is_caught_up = True
             for line in self._folder.record.lines:
@@ -182,10 +177,7 @@ def mirror_more(
     on_failure: OnFailure = lambda tracker, reason: None,
     fence: Fence = OPEN,
 ) -> Iterator[Mirror]:
-    """Mirror results after the end of training.
-
-    If a package is missing, only a note is logged, since the work is done.
-    """
+    """Mirror results after training. A missing package only logs a note, since the work is done."""
     try:
         check_trackers(plan.run)
     except UserError as error:

@@ -19,31 +19,24 @@ FOLDER = "trackers"
 
 @dataclass(frozen=True)
 class Tracked:
-    """A run or a study."""
-
     id: str
     """Identity that does not change when the run resumes."""
     name: str
     group: str
-    """The study of a run; empty without a study."""
     project: str
     folder: Path
     settings: Mapping[str, Any]
-    """The plan's values by dotted key."""
     text: str
-    """The plan as YAML."""
     is_new: bool
     """Whether the tracker has received no data yet."""
 
     @property
     def place(self) -> Path:
-        """Return the folder for local files of a tracker."""
         return self.folder / FOLDER
 
 
 class TrackerState:
-    """The data of a run that a tracker has received, which are the tracker's id for the run, the last step, and named
-    records.
+    """The data of a run that a tracker has received: the tracker's id for the run, the last step, and named records.
 
     A line is recorded before it is sent. If a process is killed between the two, the tracker misses this line, but
     never gets a line twice. A tracker that buffers its writes also loses its buffered lines.
@@ -68,7 +61,6 @@ class TrackerState:
             return {}
 
     def has(self, key: int | str) -> bool:
-        """Return whether a step, or a record with this name, was sent."""
         return key <= self.step if isinstance(key, int) else key in self.records
 
     def note(self, key: int | str) -> None:

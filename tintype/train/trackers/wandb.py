@@ -1,6 +1,4 @@
-"""Weights & Biases, which is configured by its own environment variables: WANDB_MODE=offline, WANDB_ENTITY,
-WANDB_API_KEY.
-"""
+"""Weights & Biases, with its own environment variables WANDB_MODE=offline, WANDB_ENTITY and WANDB_API_KEY."""
 
 from __future__ import annotations
 
