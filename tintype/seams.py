@@ -42,7 +42,7 @@ class TextTokens:
     tokens_BLC: Tensor
     mask_BL: Tensor
     lengths: tuple[int, ...] | None = None
-    """Text tokens of each caption, if known on the host. Text tokens then come before the padding."""
+    """Number of text tokens of each caption, if known on the host. Text tokens then come before the padding."""
 
 
 Merge = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -196,7 +196,10 @@ class ImageSource(Protocol):
         """Render the images now, if the source caches images."""
 
     def expect(self, ids: Sequence[int]) -> None:
-        """Prefetch a batch without waiting, in the order of reading. A repeated call for a batch does nothing."""
+        """Prefetch a batch without waiting, if the source renders images again each time.
+
+        Batches must be prefetched in the order in which they are read. A second call for the same batch does nothing.
+        """
 
     def images(self, ids: Sequence[int]) -> Tensor: ...
     def records(self, ids: Sequence[int]) -> list[Record]: ...
@@ -263,7 +266,7 @@ class Tokenizer(Protocol):
     def encode(self, image_BCHW: Tensor, draws: Draws) -> Tensor:
         """Encode uint8 images to float32 latents of about mean 0 and standard deviation 1, without gradient.
 
-        A tokenizer that samples uses `draws`, so that a latent does not depend on the batch.
+        A tokenizer that samples uses `draws`, so that a latent depends on its image and draws, but not on the batch.
         """
 
     def moments(self, image_BCHW: Tensor) -> Tensor:
@@ -301,13 +304,15 @@ class Objective(Protocol):
     def x_weight(self, t_B: Tensor) -> Tensor:
         """Return the factor between the squared error of x and the loss, for each t.
 
-        A network that does not predict x gives x as x_t - t v, where v is the velocity in the loss (clamped or not).
+        If the network does not predict x, x is computed as x_t - t v, where v is the velocity in the loss (clamped or
+        not).
         """
 
     def noise_weight(self, t_B: Tensor) -> Tensor:
         """Return the factor between the squared error of the noise and the loss, for each t.
 
-        A network that does not predict the noise gives it as x_t + (1 - t) v, where v is the velocity in the loss.
+        If the network does not predict the noise, the noise is computed as x_t + (1 - t) v, where v is the velocity in
+        the loss.
         """
 
 
@@ -360,7 +365,7 @@ class WeightAverage(Protocol):
         """Count an update, unless `skipped` is 1. The caller must apply the update after the weights have changed."""
 
     def update(self, skipped: Tensor) -> None:
-        """Update the average, unless `skipped` (a scalar on its device) is 1, without waiting on the host."""
+        """Update the average, unless `skipped` (a scalar on its device) is 1. The host does not wait."""
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the complete state of the average. A checkpoint saves these tensors and restores them in place."""
@@ -426,7 +431,10 @@ class LossTerm:
         """Prefetch the output of `look` for a batch of images of this height and width."""
 
     def look(self, image_BCHW: Tensor, ids: Sequence[int]) -> Tensor | None:
-        """Return the features that the term needs from the clean images, without gradient, in the teacher's time."""
+        """Return the features that the term needs from the clean images, without gradient.
+
+        The duration of this call counts as time of the teacher.
+        """
 
     def loss(self, view: LossInputs) -> Tensor:
         """Return the loss of each sample."""
@@ -508,7 +516,8 @@ class JointTraining(Protocol):
     def begin(self, source: ImageSource, order: Order, seed: int, images: int, alike: int | None = None) -> None:
         """Compute statistics on the first of the run's `images` images, which have the size of the first stage.
 
-        `alike` consecutive images certainly have the same shape; None if all have.
+        `alike` is the number of consecutive images that certainly have the same shape; None if all images have the same
+        shape.
         """
 
     def attach(self, terms: Mapping[str, LossTerm], frozen: Sequence[nn.Parameter], layout: Layout) -> None:

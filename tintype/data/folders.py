@@ -15,7 +15,10 @@ from tintype.wording import option
 
 
 def files_in(folder: Path, suffixes: Sequence[str] | None = None, follow_links: bool = False) -> list[Path]:
-    """Return the files at any depth, sorted, without hidden files; raise if a link leads out. A file returns itself."""
+    """Return the files at any depth, sorted by name, without hidden files; raise if a link leads out of the folder.
+
+    If `folder` is a file, return that file.
+    """
     if folder.is_file():
         return [folder] if suffixes is None or folder.suffix.lower() in suffixes else []
     root = _real(folder)

@@ -216,8 +216,8 @@ def map_prefetched(
 ) -> Iterator[B]:
     """Map a function over items in order, and prefetch a few results in threads.
 
-    `pixels` returns the number of pixels that an item decodes. They count until the item's result is taken. An item
-    that would raise the total above `most_pixels` starts only after all other items are taken.
+    `pixels` returns the number of pixels that an item decodes. An item's pixels count until its result is taken. An
+    item that would raise the total above `most_pixels` starts only after all other items are taken.
     """
     with decoding_pool(usual_threads()) as pool:
         begun: deque[tuple[Future[B], int]] = deque()

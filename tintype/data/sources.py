@@ -95,7 +95,7 @@ def ids_by_shape(source: ImageSource, ids: Iterable[int]) -> list[tuple[Shape | 
 
 
 def scored_identity(data: DataPart) -> dict[str, str]:
-    """Return the identity of a separate evaluation store; empty without one, or if it is not on this machine."""
+    """Return the identity of a separate evaluation store; empty if there is none, or if the store is elsewhere."""
     if data.scored_name == "data" or not isinstance(data.scored, StoreSettings) or not data.at_hand:
         return {}
     store = data.scored.open()

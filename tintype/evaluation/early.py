@@ -26,7 +26,7 @@ from tintype.train.record import RunRecord
 EARLY_SHARE = 4
 """By default, an early score uses one image for every `EARLY_SHARE` images of the full score."""
 FEWEST_EARLY = 128
-"""Default minimum number of images of an early score, if the full score uses as many."""
+"""Fewest images of an early score by default, unless the full score has fewer."""
 NOT_SCORED = "not-scored"
 
 

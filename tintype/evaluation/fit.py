@@ -113,7 +113,7 @@ def data_problems(data: DataPart, source: ImageSource, protocol: Protocol) -> li
 
 
 def _scene_problems(source: ImageSource, protocol: Protocol) -> Iterator[Problem]:
-    """List the problems of a protocol on scenes, which have no limit, since any number can be drawn."""
+    """List the problems of a protocol on scenes. The number of images has no limit: any number can be drawn."""
     for name in _captions(protocol):
         if name not in CAPTIONS:
             known = ", ".join(CAPTIONS)

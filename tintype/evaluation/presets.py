@@ -16,7 +16,7 @@ _GENERAL = Protocol()
 
 
 def expand(given: object, place: str) -> object:
-    """Add the preset's settings to a protocol, which take second place to the protocol's own settings.
+    """Return a protocol with the settings of its preset added. The protocol's own settings take precedence.
 
     A preset is named by `evaluation: prx`, or together with other settings by `evaluation: {preset: prx, count: 2000}`.
     """
@@ -47,7 +47,7 @@ def protocol_of(assignments: Sequence[str], default: Protocol = _GENERAL) -> Pro
 def default_protocol(plan: Plan) -> Protocol:
     """Return the protocol in a plan's `run.protocol`, or the general defaults.
 
-    Its settings count as not given by the user, so `fit_protocol` can replace settings that do not fit the data.
+    The settings count as not given by the user, so `fit_protocol` can replace settings that do not fit the data.
     """
     name = plan.run.protocol
     return _GENERAL if name is None else _as_given(parse(Protocol, packaged.find("protocols", name)), set())

@@ -115,7 +115,7 @@ class MetricValues(_Record):
     intervals: dict[str, tuple[float, float]] = {}
     error_methods: dict[str, str] = {}
     biases: dict[str, float] = {}
-    """Known biases, by which metrics are too large for lack of images. The dump leaves out an empty field."""
+    """Known biases: the finite number of images makes a metric too large by its bias. The dump omits an empty field."""
     encoders: dict[str, EncoderInfo]
     warnings: tuple[str, ...]
     seconds: float
@@ -131,10 +131,10 @@ class EvaluationResult(MetricValues):
     plan: str = ""
     step: int
     size_px: int | None = None
-    """Image size, if the protocol uses the stage's; None, which the dump leaves out, if it uses the data's."""
+    """Image size if the protocol uses the stage's size, else None. The dump leaves out None."""
     weights: str
     ema: AverageInfo | None = None
-    """The average computed from snapshots; None, which the dump leaves out, for the weights of a checkpoint."""
+    """The average computed from snapshots; None for the weights of a checkpoint. The dump leaves out None."""
     protocol: Protocol
     protocol_hash: str
     details: dict[str, dict[str, float]]

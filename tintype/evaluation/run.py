@@ -148,7 +148,7 @@ def _fit(path: Path, plan: Plan, protocol: Protocol) -> tuple[Protocol, list[str
 
 
 def _check_readiness(protocol: Protocol, plan: Plan, device: torch.device) -> None:
-    """Raise if the protocol cannot work. One rank per machine downloads the encoders' weights, for the other ranks."""
+    """Raise if the protocol cannot work. One rank of each machine downloads the encoders' weights first."""
     world = current()
     with world.fail_together():
         if world.size > 1 and world.local_rank == 0:

@@ -12,7 +12,7 @@ from tintype.train.trackers.mirror import mirror_more
 
 
 def track_result(path: Path, plan: Plan, file: Path, result: EvaluationResult, fence: Fence = OPEN) -> None:
-    """Log a result once to each tracker. Other protocols and other image sizes have other names."""
+    """Log a result once to each tracker. Scores by other protocols or at other sizes have other names."""
     folder, protocol = RunFolder(path, fence=fence), result.protocol_hash[:8]
     if result.size_px is not None:
         protocol += f"-{result.size_px}px"

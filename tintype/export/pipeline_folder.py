@@ -1,4 +1,4 @@
-"""Implement `tintype export --to diffusers`: a folder that `PRXPipeline` or `PRXPixelPipeline` opens alone.
+"""Implement `tintype export --to diffusers`: a folder that opens as a PRX pipeline without tintype.
 
 Where possible, the folder's settings remove differences between the pipeline and training. For all other differences,
 `tintype.json` in the folder has arguments for the call of the pipeline.

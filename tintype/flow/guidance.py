@@ -85,9 +85,9 @@ class GuidancePart(Part):
         raise NotImplementedError
 
     def build(self, branches: Branches, bias: VelocityBias | None = None) -> VelocityFn:
-        """Return the guided velocity, and remove the bias once from it.
+        """Return the guided velocity. The bias is removed once, from the guided velocity.
 
-        This is exact, since the correction is affine and the weights of the two velocities sum to one.
+        The correction is exact, since it is affine and the weights of the two velocities sum to one.
         """
         pair = self.pair(branches)
 

@@ -98,12 +98,12 @@ class Discriminator(nn.Module):
         return logit_B1HW.float()
 
     def generator_loss(self, seen_BCHW: Tensor) -> Tensor:
-        """Return the decoder's loss. Its gradient reaches the images, but not this module's parameters."""
+        """Return the decoder's loss, whose gradient reaches the images, but not this module's parameters."""
         frozen = {name: parameter.detach() for name, parameter in self.named_parameters()}
         return generator_hinge(functional_call(self, frozen, (seen_BCHW,)))
 
     def discriminator_loss(self, seen_BCHW: Tensor, true_BCHW: Tensor) -> Tensor:
-        """Return this module's loss. Its gradient reaches this module's parameters, but not the images."""
+        """Return this module's loss, whose gradient reaches this module's parameters, but not the images."""
         return discriminator_hinge(self(seen_BCHW.detach()), self(true_BCHW.detach()))
 
 

@@ -115,7 +115,7 @@ class PerceptualTerm(LossTerm):
 
 
 def resized(image_BCHW: Tensor, height: int, width: int) -> Tensor:
-    """Resize with the antialiased bilinear filter, and pass gradients.
+    """Resize images with the antialiased bilinear filter. Gradients pass through.
 
     The resize uses matrix products, since the backward pass of torch's own resize is not deterministic on a GPU.
     """

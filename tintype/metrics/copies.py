@@ -35,7 +35,7 @@ def without_others(copy_N: Tensor | None, selected_N: Tensor) -> Tensor | None:
 
 
 def copy_notes(images: Sequence[bytes], reference: Sequence[bytes] | None = None) -> list[str]:
-    """Return notes on duplicates within the set, and on images of the reference if its digests are known."""
+    """Return notes on duplicates within the set, and on images also in the reference, if its digests are known."""
     notes = []
     if copies := len(images) - len(set(images)):
         notes.append(

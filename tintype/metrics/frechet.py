@@ -58,7 +58,7 @@ def distance(offset_NF: Tensor, projected_NK: Tensor, spread: ReferenceSpread) -
 def _eigenvalues(projected_NK: Tensor, spread: ReferenceSpread) -> Tensor:
     """Return the eigenvalues of Bᵀ S_x B that can be nonzero.
 
-    All others are rounding errors, with which the sum of the square roots would be too large.
+    All other eigenvalues are rounding errors, with which the sum of the square roots would be too large.
     """
     wide_NK = projected_NK - projected_NK.mean(0)
     count, size = wide_NK.shape
@@ -73,7 +73,7 @@ class FrechetFit:
 
     value: float
     influence_N: Tensor
-    """The infinitesimal jackknife: the distance's derivative by each image's share of the weight. Its mean is zero."""
+    """The infinitesimal jackknife: the distance's derivative by each image's share of the weight, of mean zero."""
     bias: float
     """Expected distance between two samples of these sizes from the same Gaussian, which has this covariance."""
 

@@ -153,7 +153,7 @@ def _nearness(asked: Asked, others: Reference, around_R: Tensor, count: int, far
 
 
 def _around(fake_NF: Tensor, others: Reference, count: int, *, themselves: bool = False) -> Tensor:
-    """Return the mean distance to the third set's nearest images, with `themselves` without each image itself."""
+    """Return the mean distance to the third set's nearest images. `themselves` leaves out each image itself."""
     points, found = Points.about(others.mean_F, fake_NF.double()), []
     for block in others.blocks(points, others.points):
         distance2_RM = block.distance2()

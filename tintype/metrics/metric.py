@@ -72,7 +72,7 @@ class Metric(Generic[Inputs]):
     fewest: int = 2
     """Minimum number of images that the metric needs in each set."""
     revision: int = 1
-    """Version of the definition. It is part of a protocol's hash, so values of two definitions are never compared."""
+    """Version of the definition, in a protocol's hash, so that values of two definitions are never compared."""
     revised_above: int = 0
     """Up to this number of reference images, the current definition gives the same values as the first definition."""
 

@@ -20,7 +20,8 @@ _EPS = 1e-6
 def sinusoid(value_B: Tensor, size: int, max_period: int, factor: float = 1.0) -> Tensor:
     """Return cosines, then sines, of `factor` × `value` at `size` / 2 geometric frequencies.
 
-    At t = 1 the fastest angle is 1000 radians, where fp32 resolves 6e-5. diffusers' order gives the same rounding.
+    At t = 1 the fastest angle is 1000 radians, where the resolution of fp32 is 6e-5. So the operations are in
+    diffusers' order, to get the same rounding.
     """
     half = size // 2
     index = torch.arange(half, dtype=value_B.dtype, device=value_B.device)

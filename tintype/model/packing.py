@@ -17,7 +17,7 @@ from tintype.seams import TextTokens
 
 _MULTIPLE = 128
 FEW_SIZES, MANY_SIZES = 8, 64
-"""Maximum number of row counts, all multiples of 128. Few are allowed if each is captured as a graph."""
+"""Maximum number of row counts, which are multiples of 128: few if each row count is captured as a graph."""
 
 
 @dataclass(frozen=True)

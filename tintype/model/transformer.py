@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 _TIME_SIZE = 256
 _LONG_FLOPS = 1e12
-"""A GPU finishes a block's forward products with fewer operations before the host has started the next."""
+"""A GPU finishes forward products with fewer operations before the host has started the next products."""
 _FP8_FACTOR = 2
 """Factor on `_LONG_FLOPS` with FP8, since FP8 products take half the time."""
 _STATE_BYTES = 20
@@ -127,7 +127,10 @@ class Block(nn.Module):
         rotation: Tensor,
         first_value: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Return the tokens, and from the first block its values if later blocks mix them in. Packed text is fused."""
+        """Return the tokens. The first block also returns its values, if later blocks mix them in.
+
+        Packed text is processed by the fused kernels.
+        """
         if isinstance(text, PackedText | PackedKeyValue):
             return self._fused(token_BLD, text, vector_BD, rotation)
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = self.modulation(vector_BD)[:, None, :].chunk(6, dim=-1)
@@ -172,7 +175,10 @@ class Block(nn.Module):
         return [] if self._on_kernels is None else self._on_kernels.weights.copies()
 
     def _kernels(self) -> FusedBlock:
-        """Return fused kernels with copies of this block's weights, not cached under FSDP2, which gathers per pass."""
+        """Return the fused kernels with bf16 or FP8 copies of this block's weights.
+
+        Under FSDP2, copies cannot be cached, since it gathers the weights for each pass.
+        """
         if self._on_kernels is None or isinstance(self, FSDPModule):
             from tintype.model.fused.block import FusedBlock
 
@@ -279,7 +285,7 @@ class Transformer(nn.Module):
         return self._pass(x_t_BCHW, t_B, given, route, taps, only_taps, attention_taps, class_BT)
 
     def _waits_for_host(self, x_t_BCHW: Tensor, route: Route | None) -> bool:
-        """Return whether a pass is so short that the host limits its speed. Such a pass can be captured as a graph."""
+        """Return whether a pass is so short that the host limits its speed. A short pass can be captured as a graph."""
         if route is not None and route.merge is not None:  # which has weights of its own
             return False
         if self.settings.activation_checkpointing or isinstance(self.blocks[0], FSDPModule):

@@ -116,7 +116,10 @@ def is_aligned(x: Tensor) -> bool:
 
 
 def takes(copy: Copy) -> bool:
-    """Return whether the pass can keep a copy up to date: a fresh one, since a skipped step writes no copy."""
+    """Return whether the pass can keep a copy up to date.
+
+    The copy must already equal its weight, since a skipped step does not write it.
+    """
     return copy.fresh and is_aligned(copy.values) and copy.values.dtype in COPY_TYPES
 
 

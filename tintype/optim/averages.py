@@ -42,7 +42,7 @@ class Averages:
 
 
 class Update:
-    """One update. The optimizer takes the averages that it moves in one pass; `finish` moves all others."""
+    """An update of which the optimizer takes the averages that it moves in its own pass; `finish` moves all others."""
 
     def __init__(
         self,

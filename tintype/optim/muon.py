@@ -48,7 +48,10 @@ POLAR_EXPRESS = (
     (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
     (1.875, -1.25, 0.375),
 )
-"""Coefficients of each step's polynomial (algorithm 1), optimal where earlier steps map [0.001, 1]."""
+"""Coefficients of each step's polynomial (algorithm 1).
+
+Each polynomial is optimal on the interval to which the earlier steps map [0.001, 1].
+"""
 _SAFETY = 1.01
 """Factor by which rounding may raise a singular value over its bound. The last polynomial needs no margin."""
 _SMALLEST_NORM = 1e-7
@@ -193,7 +196,7 @@ class Muon(torch.optim.Optimizer):
         return adamw_slots(parameter, self.storage)
 
     def _same(self, batches: Sequence[_Batch], fused: bool) -> bool:
-        """Return whether every step starts the same kernels, as without communication and random numbers."""
+        """Return whether every step starts the same kernels, which holds without communication and random numbers."""
         on_gpu = all(parameter.is_cuda for batch in batches for parameter in batch.parameters)
         return on_gpu and not fused and self._layout.world.size == 1 and self.storage.rounding == "nearest"
 
@@ -292,8 +295,8 @@ def aim_at_once(
 def go(weights: list[Tensor], steps: list[Tensor], size: Tensor, keep: Tensor | None, cautious: bool = False) -> None:
     """Multiply the weights by the decay factor `keep`, then add the steps times `size`.
 
-    With `cautious`, the decay applies only to weights with their step's sign, which the step shrinks: `size` is
-    negative.
+    With `cautious`, the decay applies only to weights with the sign of their step. The step also shrinks these weights,
+    since `size` is negative.
     """
     if keep is not None and cautious:
         shrinks = [weight * step >= 0 for weight, step in zip(weights, steps, strict=True)]

@@ -125,7 +125,7 @@ class World:
         return [json.loads(bytes(one[:size].tolist())) for one, size in zip(found, sizes, strict=True)]
 
     def agree(self, values: Mapping[str, Any]) -> None:
-        """Raise on every rank, with the differing ranks and keys, unless all ranks have the same JSON values."""
+        """Raise on every rank unless all have the same JSON values. The error names the ranks and keys that differ."""
         digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
         if self.size > 1 and len(set(self.all_gather(digest))) > 1:
             raise UserError(_differences(self.all_gather(dict(values))))

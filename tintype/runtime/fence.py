@@ -30,11 +30,11 @@ class Fence:
     suffix: str = ""
     """Suffix of temporary file names. Only this holder writes to files with this suffix."""
     takes_over: bool = False
-    """Whether the earlier holder did not return the lease. Its process may still be alive and write later."""
+    """Whether the earlier holder did not return the lease. The holder's process may still be alive and write later."""
     taken_from: str = ""
     """Description of the earlier holder if it did not return the lease, otherwise empty."""
     passed: frozenset[int] = frozenset()
-    """Ids of former holders' processes on this machine. A paused one still holds its file locks."""
+    """Ids of former holders' processes on this machine. A paused process still holds its file locks."""
 
 
 OPEN = Fence()

@@ -243,7 +243,10 @@ def _foreign(expected: Seal | None, found: object) -> str:
 def write_checked(
     path: Path, content: Mapping[str, Any], format: int = 1, fence: Fence = OPEN, place: Path | None = None
 ) -> None:
-    """Write JSON with its checksum and, in a run's folder, its seal. `place` is its later path, if not `path`."""
+    """Write JSON with its checksum and, in a run's folder, its seal.
+
+    `place` is the path that the file will have later, if it differs from `path`.
+    """
     write_text(path, checked_text(content, format, seal_of(place or path)), fence)
 
 
@@ -253,7 +256,7 @@ def checked_text(content: Mapping[str, Any], format: int, seal: Seal | None) -> 
 
 
 def read_checked(path: Path, remake: str, format: int = 1) -> dict[str, Any]:
-    """Return the content that `write_checked` wrote; empty if the file is missing. Errors end with `remake`."""
+    """Return the content that `write_checked` wrote; empty if the file is missing. `remake` is the fix in errors."""
     try:
         found: dict[str, Any] = parse_object(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
@@ -428,7 +431,10 @@ def lines_text(lines: Collection[Mapping[str, Any]], seal: Seal | None) -> str:
 
 
 def read_lines(path: Path, remake: str = "remove it to do without", vouched: int = 0) -> list[dict[str, Any]]:
-    """Return the lines of `append_line` without a truncated last line. Other records vouch for `vouched` lines."""
+    """Return the lines that `append_line` wrote, without a last line that a kill truncated.
+
+    `vouched` is the number of lines that another record says were written.
+    """
     found = salvage_lines(path, vouched)
     if found.damage:
         raise damaged(path, found.damage, remake)

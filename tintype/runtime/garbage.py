@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_pauses() -> Iterator[None]:
-    """Exclude all loaded objects from garbage collection, since scanning them takes a quarter of a second."""
+    """Exclude all loaded objects from garbage collection, since each scan of them takes a quarter of a second."""
     gc.collect()
     gc.freeze()
     try:

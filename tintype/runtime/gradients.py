@@ -113,7 +113,8 @@ def portions(tensors: Iterable[T], size: Callable[[T], int], most: int) -> list[
 def backward_start(loss: Tensor) -> Tensor:
     """Return the gradient with which the backward pass begins: 1, or NaN if the loss is not finite.
 
-    An infinite loss can have finite gradients. With NaN, all gradients are NaN, and after averaging on all ranks.
+    An infinite loss can have finite gradients. With NaN, all gradients become NaN, and after averaging they are NaN on
+    all ranks.
     """
     return torch.where(loss.detach().isfinite(), 1.0, math.nan).to(loss)
 

@@ -38,7 +38,7 @@ class Process:
     machine: str
     pid: int
     started: int = 0
-    """Start time in the kernel's unit; 0 if unknown. It distinguishes processes, since ids are reused."""
+    """Start time in the kernel's unit, to tell apart processes with a reused id; 0 if unknown."""
 
     @classmethod
     def this(cls) -> Process:
@@ -50,7 +50,7 @@ class Process:
 
     @property
     def has_ended(self) -> bool:
-        """Return whether the process has certainly ended. This is False for a process on another machine."""
+        """Return whether the process has certainly ended. Return False for a process on another machine."""
         if not self.is_here:
             return False
         if not is_alive(self.pid):

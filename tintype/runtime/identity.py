@@ -21,7 +21,7 @@ def check_same(
 ) -> None:
     """Raise unless the value recorded in `where` equals the current value. Nested settings are compared key by key.
 
-    A difference is accepted if `unless`, called only then, returns True.
+    If a value differs, `unless` is called; the difference is accepted if `unless` returns True.
     """
     there, here = _flat(recorded), _flat(found)
     changes = {key: (there.get(key), here.get(key)) for key in there | here if there.get(key) != here.get(key)}

@@ -113,8 +113,8 @@ def shard_blocks(denoiser: nn.Module, layout: Layout, gather: torch.dtype | None
 def can_reshard(device_type: str) -> bool:
     """Return whether gathered weights can be released after the forward pass.
 
-    On the CPU, torch before 2.13 cannot; the backward pass fails with `setStorage: ... out of bounds for storage of
-    size 0`. Weights that stay gathered take memory, but do not change the results.
+    On the CPU, torch before 2.13 cannot release them; the backward pass fails with `setStorage: ... out of bounds for
+    storage of size 0`. Weights that stay gathered take memory, but do not change the results.
     """
     return device_type != "cpu" or tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
 

@@ -87,7 +87,8 @@ def environment(device: torch.device) -> dict[str, Any]:
 def code_commit() -> str:
     """Return the git commit of the package's checkout, and whether files differ from that commit.
 
-    An installed package can lie inside another project's repository. Its commit is empty.
+    Return an empty value outside of the package's own checkout, since an installed package can lie inside another
+    project's repository.
     """
     package = Path(tintype.__file__).parent
     git = ["git", "-c", "core.fsmonitor=false", "-C", str(package)]

@@ -37,7 +37,7 @@ for failed in (
     if code := failed():
         raise SystemExit(f"CUDA error {code}")
 """
-"""Program that tests the service by allocating memory on the first GPU, without importing torch for seconds."""
+"""Program that tests the service by allocating memory on the first GPU. Importing torch would take seconds."""
 
 
 @contextmanager

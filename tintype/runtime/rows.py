@@ -143,7 +143,7 @@ class Rows:
         fault.point("rows.done")
 
     def read(self, id_B: Tensor) -> Tensor:
-        """Return copies of the rows. numpy copies, since torch's threads would wait for each other on a busy CPU."""
+        """Return copies of the rows, made by numpy, since torch's threads would wait for each other on a busy CPU."""
         stride_BK = torch.from_numpy(np.take(self._stride_NK, id_B.numpy(), axis=0))
         return stride_BK[:, : self._byte_NK.shape[1]].view(self.dtype).view(len(id_B), *self.shape[1:])
 

@@ -65,7 +65,7 @@ class MemoryRows(Rows):
 def open_rows(content: Content) -> MemoryRows:
     """Return rows in memory; raise a `UserError` if the memory is too small.
 
-    This machine's processes share rows that are not small, if the system supports it.
+    Small rows belong to this process only. Larger rows are shared by this machine's processes, if the system can.
     """
     if (size := _size(content)) >= SMALLEST_BYTES:
         if (rows := open_shared(content)) is not None:
@@ -184,7 +184,7 @@ def _published(folder: Path, name: str, content: Content, size: int) -> int | No
 
 
 def _made(name: str, content: Content, size: int) -> int:
-    """Return a descriptor of new memory, with all pages allocated. A failed later allocation would kill the process."""
+    """Return a descriptor of new memory. All pages are allocated now: a later failure would kill the process."""
     _check_room(content, size)
     descriptor = os.memfd_create(_memory_name(name), os.MFD_CLOEXEC)
     try:

@@ -35,7 +35,7 @@ def prepare_streams() -> None:
 
 
 class VisibleStream:
-    """A text stream that writes control characters as codes. It has no `buffer`, since bytes would not be checked."""
+    """A text stream that writes control characters as codes, without a `buffer`, whose bytes would not be checked."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

@@ -28,7 +28,7 @@ def tf32_products() -> Iterator[None]:
 
 
 def in_fp32(layers: nn.Module, x: Tensor) -> Tensor:
-    """Apply layers in fp32, even under autocast, which on a GPU means TF32 products in both passes."""
+    """Apply layers in fp32, even under autocast. Under autocast on a GPU, use TF32 products in both passes."""
     fast = x.is_cuda and torch.is_autocast_enabled("cuda")
     kind = x.device.type if torch.amp.is_autocast_available(x.device.type) else "cpu"  # meta has none of its own
     with torch.autocast(kind, enabled=False):

@@ -163,7 +163,7 @@ class Watchdog:
             self._write(left=True)
 
     def explain(self) -> str | None:
-        """Return a message on the rank that broke a connection; empty if another rank reports it.
+        """Report the rank that broke a connection, and return the message; empty if another rank reports it.
 
         Return None if all ranks answer, since the connection then broke for another reason.
         """
@@ -274,8 +274,8 @@ def _store_may_fail() -> Iterator[None]:
 def watch_ranks(world: World, settings: Limits, report: Report = say_again) -> Iterator[Callable[[], None]]:
     """Monitor the ranks of a command; yield a function to call at the start of each step.
 
-    If it is never called, steps have no time limit, and only an unresponsive rank ends the others. A single process is
-    not monitored.
+    If the function is never called, steps have no time limit, and only an unresponsive rank ends the others. A single
+    process is not monitored.
     """
     if world.size == 1 or settings.floor_minutes is None:
         yield lambda: None

@@ -83,7 +83,7 @@ class Guard:
 
     @property
     def cookie(self) -> str:
-        """Return the cookie's name. It has the port, since servers on all ports of a machine share their cookies."""
+        """Return the cookie's name, which has the port, since servers on all ports of a machine share cookies."""
         return f"tintype-{self.port}"
 
     def check(self, method: str, target: str, headers: Headers) -> None:

@@ -509,7 +509,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def follow(live: Live, metrics: list[str], *, flops: bool = False) -> Iterator[tuple[str, object]]:
-    """Yield the fragments and curves that the browser does not have yet, if `flops` with counted operations."""
+    """Yield the fragments and curves that the browser does not have yet, with counted operations if `flops` is True."""
     fragments, problem, version = dict[str, str](), "", -1
     curves, arms, names = None, dict[tuple[str, str], int](), list[str]()
     while True:

@@ -37,7 +37,7 @@ In the first minute, start-up and compilation can take longer than all steps.
 """
 _PERCENT_COLUMNS = 4
 _NAME_COLUMNS, _FEWEST_COLUMNS = 24, 16
-"""Columns that remain of a long name, first usually, then after all other text but the remaining time was dropped."""
+"""Columns that remain of a long name: usually, and after all other text but the remaining time was dropped."""
 _ROUNDING = 1e-6
 """Tolerance for rounding: After fifty steps of 1/50, an image must count as one image."""
 
@@ -73,7 +73,7 @@ class Heartbeat:
         self._running.remove(self)
 
     def write(self, repeat: bool = True) -> None:
-        """Write one line now, without `repeat` only a new line. If a log cannot be written, the command continues."""
+        """Write one line immediately; without `repeat`, only if it differs from the last line. Ignore write errors."""
         if self._console.quiet or shows_bars(self._console):
             return
         before, self._last = self._last, (line := self._line())

@@ -131,7 +131,7 @@ class CardText(View["Card"]):
 
 
 class Push(View["Pushed | None"]):
-    """View of `push`, with the files, the question whether to upload them, and the address. A refusal exits with 1."""
+    """View of `push`, with the files, the question, and the address. A declined upload has exit code 1."""
 
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:

@@ -165,7 +165,10 @@ def _damage(path: Path, world: World) -> str:
 
 
 def read(path: Path, state: TrainState | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return a checkpoint's verified content, with `state` sharded like the state: then every rank must call."""
+    """Return the content of a checkpoint after verification.
+
+    With `state`, tensors are sharded like the tensors of `state`, and every rank must call this function.
+    """
     stored, _ = verify(path)
     return _content(path, state), stored["scalars"]
 

@@ -146,7 +146,7 @@ class RunFolder:
         """Restore damaged or lost records and logs, and log an event.
 
         Records are restored from a checkpoint, and a checkpoint's damaged copies from the records. A damaged log keeps
-        its intact lines. Its lost lines, which the event states, are not trained again.
+        its intact lines. The steps of lost lines are not trained again, so the event states which lines are lost.
         """
         if not self.writes:
             return

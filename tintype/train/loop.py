@@ -44,7 +44,7 @@ class Outcome:
 KeepAt = Collection[int]
 """Steps whose weights are stored for scoring (`train.load`). Storing these weights does not change the training."""
 Probe = Callable[[Session, int], dict[str, float]]
-"""Function that measures numbers to log at each save. Its time does not count as training time."""
+"""Function that measures numbers to log at each save, outside of the training time."""
 
 
 def train(

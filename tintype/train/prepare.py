@@ -35,7 +35,7 @@ MOST_IMAGES = 256
 _MEASURED_BATCH = 32
 _CHUNK_IMAGES = 256
 _CHUNK_LATENTS = 16
-"""Images per rank and chunk on a CPU, where encoding takes seconds per image. Chunks end with a signal check."""
+"""Images per rank and chunk on a CPU, where encoding takes seconds per image. Signals are checked between chunks."""
 
 
 def get_ready(parts: Session, step: int) -> dict[str, str | None]:
@@ -51,7 +51,7 @@ def get_ready(parts: Session, step: int) -> dict[str, str | None]:
 def prepare_images(
     parts: Session, images_seen: int, interrupt: Interrupt, on_chunk: Callable[[], None] = lambda: None
 ) -> None:
-    """Prepare what training will still read, for at most one epoch of each image size. A signal ends this."""
+    """Prepare the images and captions that training will still read, for at most one epoch of each image size."""
     for prepare in _chunks(parts, images_seen):
         if interrupt.on_any_rank(parts.world):
             return
@@ -129,7 +129,7 @@ def _active_span(parts: Session, term: Term, first: int, end: int) -> tuple[int,
 def prepare_term(parts: Session, term: Term, ids: Sequence[int], step: int) -> None:
     """Compute a term's cached outputs for the images at this step's size, always for complete blocks.
 
-    All processes, and a machine's ranks, divide the blocks. Each returns when its cache contains all outputs.
+    All processes, and a machine's ranks, divide the blocks. A process returns when its cache has all outputs.
     """
 
     def images(some: Sequence[int]) -> torch.Tensor:

@@ -117,8 +117,8 @@ class Saver:
     def copy(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Callable[[], object]]:
         """Return copies in host memory, and a function that waits until the copies are complete.
 
-        Pinned memory, reused for the next save, receives a GPU's tensors. The copies are queued on the GPU before the
-        next step's work, so this function does not wait.
+        Tensors of a GPU are copied to pinned memory, which is reused for the next save. The copies are queued on the
+        GPU before the next step's work, so this function does not wait.
         """
         copies = {name: self._copy(name, tensor.detach()) for name, tensor in tensors.items()}
         devices = {tensor.device for tensor in tensors.values() if tensor.device.type == "cuda"}

@@ -33,7 +33,7 @@ from tintype.wording import option
 _MUST_FIT = ("objective.kind", "tokenizer.kind", "tuning")
 _MAY_DIFFER = ("model.compile", "model.activation_checkpointing", "text.max_tokens")
 _PLACES = tuple(f"text.{key}" for key in ("weights", "subfolder", "tokenizer_subfolder", "revision", "sha256"))
-"""Settings of a frozen text encoder's location. Its identity is compared separately."""
+"""Settings of a frozen text encoder's location. The encoder's identity is compared separately."""
 
 
 def resume(folder: RunFolder, state: TrainState) -> None:

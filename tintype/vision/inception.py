@@ -182,7 +182,7 @@ def _block_8px(channels_in: int, pool: nn.Module) -> _Block:
 
 
 class Inception(nn.Module):
-    """Map prepared images [B, 3, 299, 299] to the last pool's 2048 numbers, by untrained buffers."""
+    """Map prepared images [B, 3, 299, 299] to the last pool's 2048 numbers. Weights are untrained buffers."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -52,7 +52,7 @@ class Patience:
     tries: int = 6
     """Number of attempts per question if the server is busy or fails."""
     first_wait_s: float = 1.0
-    """Seconds before the second attempt. Each wait doubles and is randomly shortened by up to half."""
+    """Seconds before the second attempt. The wait doubles with each attempt, less a random part of up to half."""
     most_wait_s: float = 60.0
 
     def wait_s(self, failures: int) -> float:

@@ -287,7 +287,7 @@ def _place_layers(objects: _Objects, scenes: int, size_px: int, patch_half: floa
 
 
 def _backdrop(batch: SceneBatch, size_px: int, seed: int, index_B: Tensor, look: dict[str, Tensor]) -> Tensor:
-    """Draw sky and ground, float32 [B, 3, H, W], brighter towards the light. They meet at a slightly curved line."""
+    """Draw sky and ground, which meet at a slightly curved line, brighter towards the light: [B, 3, H, W]."""
     sky_BC11 = _numbers("sky", _BACKGROUND_RGB, batch.sky_B)[:, :, None, None]
     ground_BC11 = _numbers("ground", _BACKGROUND_RGB, batch.ground_B)[:, :, None, None]
     x_W = (torch.arange(size_px, device=index_B.device) + 0.5) / size_px - 0.5

@@ -39,7 +39,7 @@ DRAWN = {**OBJECT_VOCABULARY, "position": POSITIONS, "background": BACKGROUNDS, 
 
 
 def is_held_out(colour: str, shape: str) -> bool:
-    """Return whether a pair is held out of the train split. One in five pairs is, spread over colours and shapes."""
+    """Return whether a pair is held out of the train split, as is one in five, spread over colours and shapes."""
     return (COLOURS.index(colour) + 2 * SHAPES.index(shape)) % 5 == 0
 
 

@@ -186,8 +186,7 @@ class Prefetch:
     def take(self, ids: Sequence[int]) -> Tensor:
         """Return the batch, in pinned memory if there is a GPU.
 
-        Batches are taken in the order in which they were expected. So earlier batches are dropped, and later batches
-        stay.
+        Batches are taken in the order of the calls of `expect`. So batches expected before this batch are dropped.
         """
         wanted = tuple(ids)
         if wanted not in self._begun:

@@ -184,7 +184,7 @@ def _query_gradient(q, d_seen, k, v, count, k_row, v_row, log, shift, scale, d_q
 def _attend_back_queries(q, k, v, text_k, text_v, out, d_out, log_sum, delta, d_q, first, length, tokens, heads, v_row,
                          text_v_row, scale, EVEN: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
                          SIZE: tl.constexpr):  # fmt: skip
-    """Store the queries' gradient, and `delta` of the softmax's gradient: the sum of out × its gradient."""
+    """Store the queries' gradient, and `delta`: the sum of out × its gradient, a term of the softmax's gradient."""
     pair, tile = _pair_and_tile(tl.cdiv(tokens, QUERIES))
     sample = pair // heads
     row = heads * SIZE

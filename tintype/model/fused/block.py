@@ -47,7 +47,7 @@ class Parameters(NamedTuple):
 
 
 class Matrices:
-    """A block's matrices in the form that products read, with the modulation's if it is multiplied in bf16."""
+    """A block's matrices in the form that products read; also the modulation's matrix if it is multiplied in bf16."""
 
     def __init__(self, parameters: Parameters, modulation: Tensor | None, fp8: bool) -> None:
         self.modulation = None if modulation is None else Weight([modulation], fp8=False)

@@ -49,7 +49,7 @@ def _angles(table, of_sample, token, HALF: tl.constexpr):
 
 @triton.jit
 def _rows(tokens, T: tl.constexpr, SHARED: tl.constexpr):
-    """Return a program's first row and stride. Its rows are one token of T samples, or T consecutive rows."""
+    """Return the first row and the stride of a program's rows: one token of T samples, or T consecutive rows."""
     program = tl.program_id(0).to(tl.int64)
     if SHARED:
         return (program // tokens) * T * tokens + program % tokens, tokens
@@ -123,7 +123,7 @@ def _heads_back(d_out, x, first, second, table, d_x, sums, rows, tokens, heads, 
 
 
 def norm_heads(x_RP: Tensor, weights: tuple[Tensor, ...], heads: int, tokens: int, table: Tensor | None) -> Tensor:
-    """Return the first parts of the packed projections after norm and rotation: [parts, R, D]. Each has a weight."""
+    """Return the first parts of the packed projections after norm and rotation, [parts, R, D]: one per weight."""
     rows, size = len(x_RP), len(weights[0])
     out = x_RP.new_empty(len(weights), rows, heads * size)
     per, shared = _TOKENS if heads * size < _NARROW else 1, _shares_angles(heads * size, table)

@@ -45,7 +45,7 @@ def quantised(x_RC: Tensor, kind: torch.dtype) -> Operand:
 
 
 class Weight:
-    """One or several stacked parameters, cast for the products once per step. A captured graph reads their copies.
+    """One or several stacked parameters, cast for the products. Parameters are cast once per step, not once per batch.
 
     The copies keep their memory addresses, so that a captured graph reads new casts.
     """

@@ -25,7 +25,7 @@ With 0, rows are not scaled.
 
 @triton.jit
 def power_of_two(most, SPARE: tl.constexpr):
-    """Return the scale of a row with maximum `most`, and its reciprocal. Non-finite `most` gives non-finite results."""
+    """Return the scale of a row with maximum `most`, and its reciprocal, which are not finite if `most` is not."""
     exponent = most.to(tl.int32, bitcast=True) >> 23
     of_scale = tl.maximum(exponent - SPARE, 1)
     scale = (of_scale << 23).to(tl.float32, bitcast=True)
