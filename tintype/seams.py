@@ -97,6 +97,7 @@ class Output(_Routed):
     attention: Mapping[int, Tensor] = field(default_factory=dict)
     """Attention logits between the image tokens in some blocks, before the softmax, as [B, heads, K, K]."""
     class_BT: Tensor | None = None
+    """Velocity of the class token; None for a denoiser without a class token."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,8 @@ class LossInputs:
 
 @dataclass(frozen=True)
 class LossContext:
+    """Information about the run that is needed to build a loss term."""
+
     width: int
     grid: tuple[int, int]
     """Rows and columns of the denoiser's tokens, for the square images of the last stage."""

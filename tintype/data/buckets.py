@@ -33,6 +33,7 @@ from tintype.data.order import ids_at
 from tintype.rng import stream_key
 
 Shape = tuple[int, int]
+"""Height and width in pixels."""
 
 
 def shapes(size_px: int, unit_px: int, ratio: float) -> list[Shape]:
@@ -124,6 +125,7 @@ class Bucketed:
         return [epoch * len(members) // self.unit for members in self._members]
 
     def _place(self, index: int) -> tuple[int, int]:
+        """Return the bucket of a unit, and the unit's index within the bucket."""
         most = (index + 1) * self.unit // max(len(members) for members in self._members) + 1
         epoch = bisect_right(range(most + 1), index, key=lambda epoch: sum(self._units_before(epoch))) - 1
         before, after = self._units_before(epoch), self._units_before(epoch + 1)

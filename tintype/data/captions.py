@@ -180,6 +180,7 @@ class CurriculumSettings(CaptionsPart):
             )
 
     def weights_at(self, step: int) -> dict[str, float]:
+        """Return the weight of each column at a step; the weights sum to 1."""
         share, total = self.schedule.factor(step), sum(self.weights.values())
         weights = {column: share * weight / total for column, weight in self.weights.items()}
         return {**weights, self.first: weights.get(self.first, 0.0) + 1 - share}

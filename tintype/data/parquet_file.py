@@ -147,6 +147,8 @@ def _signed(data: memoryview, at: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class TooLarge:
+    """A value that exceeds the byte limit and is not read."""
+
     bytes: int
     most: int
 

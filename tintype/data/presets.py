@@ -95,6 +95,7 @@ class DataPreset(Preset):
 
 
 def read_preset(name: str) -> Preset:
+    """Return the built-in preset of that name, or the preset in the file at that path."""
     return parse(Preset, packaged.find("data", name))
 
 

@@ -37,6 +37,7 @@ def read_shard(path: Path) -> Tensor:
 
 
 def read_unchecked(path: Path, first: int, last: int) -> Tensor:
+    """Return some images of a shard. The caller has already checked the shard with `read_shard`."""
     return _read(path, first, last)[0]
 
 

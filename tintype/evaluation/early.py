@@ -28,6 +28,7 @@ EARLY_SHARE = 4
 FEWEST_EARLY = 128
 """Fewest images of an early score by default, unless the full score has fewer."""
 NOT_SCORED = "not-scored"
+"""Event that is logged if the weights kept at a step could not be scored."""
 
 
 def early_protocol(protocol: Protocol, metrics: Collection[str], count: int | None = None) -> Protocol:

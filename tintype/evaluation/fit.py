@@ -76,6 +76,7 @@ def fit_protocol(protocol: Protocol, data: DataPart) -> Fitted:
 
 
 def _caption(source: ImageSource) -> str:
+    """Return the caption column `long`, else `short`, else the first column of the store."""
     return next((name for name in CAPTIONS if name in source.columns), min(source.columns, default=CAPTIONS[0]))
 
 
@@ -218,6 +219,7 @@ def _captions(protocol: Protocol) -> list[str]:
 
 
 def refuse(problems: Sequence[Problem], what: str = "the evaluation") -> None:
+    """Raise one error that lists all problems and the overrides that fix them. `what` is the subject of the message."""
     if not problems:
         return
     fixes = dict.fromkeys(fix for problem in problems for fix in problem.fixes)

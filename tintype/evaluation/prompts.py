@@ -38,6 +38,7 @@ class PromptFile:
 
 
 def find_captions(source: ImageSource, captions: Sequence[str]) -> dict[str, tuple[int, str]]:
+    """Return, for each caption, the id of the first image that has this caption, and the caption's column."""
     wanted, found = set(captions), dict[str, tuple[int, str]]()
     for first in range(0, len(source), _TOGETHER):
         ids = range(first, min(first + _TOGETHER, len(source)))

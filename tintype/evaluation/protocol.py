@@ -101,6 +101,7 @@ class MemorisationSettings(Settings):
 
     @property
     def prompt_file(self) -> PromptFile | None:
+        """Return the prompt file; None if prompts are captions of the data."""
         return None if self.prompts is None or is_caption(self.prompts) else read_prompts(Path(self.prompts))
 
 

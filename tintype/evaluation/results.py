@@ -39,8 +39,10 @@ class EncoderInfo(_Record):
     """An encoder, as a result records it."""
 
     identity: str
+    """SHA-256 of the encoder's weights and preprocessing."""
     definition: str
     text: str = ""
+    """SHA-256 of the encoder's tokenizer, if the encoder reads text."""
 
 
 class WrongWords(_Record):

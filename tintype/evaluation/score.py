@@ -167,6 +167,7 @@ def _pairs_by_shape(
 
 
 def shape_name(shape: Shape) -> str:
+    """Return the name of a shape in results: width x height."""
     return f"{shape[1]}x{shape[0]}"
 
 

@@ -161,6 +161,7 @@ def _with_noise(image_BCHW: Tensor, seed: int, index_B: Tensor) -> Tensor:
 
 
 def _targets(scenes: SceneBatch) -> dict[str, Tensor]:
+    """Return the class index of every attribute, by the attribute's name in a reading."""
     objects = {name: vars(scenes)[f"{name}_BP"] for name in OBJECT_VOCABULARY}
     return {**objects, **{name: vars(scenes)[f"{name}_B"] for name in SCENE_VOCABULARY}}
 

@@ -51,6 +51,7 @@ class Foreign:
     about: Section
     """The record of a tintype export; empty if another tool wrote the folder."""
     config: PrxConfig | None
+    """The transformer's settings; None if there are none."""
     sections: Section
 
 

@@ -110,6 +110,7 @@ def hub_place(path: str) -> str:
 
 
 def read_origin(run: RunRecord) -> Origin | None:
+    """Return the origin of a run's initial weights; None if the run began with random weights."""
     runs: list[Record] = []
     found: Record | None = run.lineage
     imported: Record | None = run.imported

@@ -59,6 +59,7 @@ class Trained:
     weights: str
     """The kind of weights, raw or average. For a weight average of another length, its description."""
     average: Reconstruction | None = None
+    """A weight average of another length than the checkpoint's, if one was requested."""
 
     @property
     def words(self) -> str:

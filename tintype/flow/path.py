@@ -16,6 +16,7 @@ from tintype.seams import Draws, Sample, TimeDensity
 
 
 def over_image(t_B: Tensor, like_BCHW: Tensor) -> Tensor:
+    """Return each sample's t in a shape that broadcasts over the sample's image."""
     return t_B.view(-1, *[1] * (like_BCHW.ndim - 1))
 
 

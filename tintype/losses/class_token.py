@@ -109,6 +109,7 @@ class ClassTokenTerm(LossTerm):
 
 
 def class_noise(draws: Draws, width: int) -> Tensor:
+    """Return the noise [B, T] of the class tokens."""
     return draws.normal(CLASS_TOKEN, (width,))
 
 

@@ -77,6 +77,7 @@ class LpipsDistance:
 
 
 def shrunk_sides(height: int, width: int, largest_px: int) -> tuple[int, int]:
+    """Return height and width with the same proportions and a long side of at most `largest_px`."""
     longest = max(height, width, largest_px)
     return round(height * largest_px / longest), round(width * largest_px / longest)
 

@@ -66,6 +66,7 @@ class Metric(Generic[Inputs]):
     decimals: int | None = None
     """Number of printed decimals; None to print as many as the value needs."""
     is_primary: bool = False
+    """Whether this is a primary metric by default in a study on scenes."""
     shows_parts: bool = True
     in_latents: bool = False
     """Whether the metric is measured in the run's own latents, so that only runs with one tokenizer compare."""

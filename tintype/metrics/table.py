@@ -25,6 +25,7 @@ from tintype.plugins.table import Table
 SCENE_METRICS = {"long": (scene_accuracy.ACCURACY, scene_accuracy.OBJECTS_RIGHT), "short": (scene_accuracy.ACCURACY,)}
 """Metrics of scene readings, by caption column. For short captions, both metrics would have the same value."""
 TEXT_METRICS: tuple[Metric[TextFeatures], ...] = (clip_score.SCORE, clip_score.RANK)
+"""Metrics of the features of images and their captions."""
 FEATURE_METRICS: Table[Metric[FeaturePair]] = Table(
     "metrics",
     {

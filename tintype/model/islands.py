@@ -53,6 +53,7 @@ def compile_rounding_whole() -> None:
 
 
 def wide(x: Tensor) -> Tensor:
+    """Return the tensor in fp32 or better."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 

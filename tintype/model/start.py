@@ -29,6 +29,7 @@ class StartPart(Part):
 
     @property
     def parent_plan(self) -> str | None:
+        """Return the required hash of the other run's plan; None to accept any plan."""
         return None
 
 

@@ -503,6 +503,7 @@ def _keep_appended(kept_BK: Tensor | None, tokens: int, appended: int) -> Tensor
 
 
 def _kept_value(value: Tensor | None, kept_BK: Tensor | None) -> Tensor | None:
+    """Return the first block's values [B, heads, L, head size] for the kept tokens."""
     if value is None or kept_BK is None:
         return value
     batch, heads, _, size = value.shape

@@ -75,6 +75,7 @@ class AverageSettings(Settings):
         )
 
     def sampled(self, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the weights that sampling uses, given the tensors of an average in a checkpoint."""
         return dict(stored)
 
     def snapshot_due(self, step: int, steps: int) -> bool:

@@ -14,6 +14,8 @@ from torch import Tensor
 
 
 class Copy:
+    """A cast copy of a weight. The copy records the address and the version that the weight had when it was copied."""
+
     def __init__(self, weight: Tensor, values: Tensor) -> None:
         self.weight, self.values = weight, values
         self._made_from: tuple[int, int] | None = None
@@ -23,6 +25,7 @@ class Copy:
         return self._made_from == self._state()
 
     def mark_fresh(self) -> None:
+        """Record that the copy has the current values of its weight."""
         self._made_from = self._state()
 
     def _state(self) -> tuple[int, int]:

@@ -37,6 +37,7 @@ _AGREE_S = 2.0
 """Seconds within which all ranks must report an error for it to count as the same error."""
 
 _talk: dist.ProcessGroup | None = None
+"""The gloo process group for messages between ranks; None if the default group is used."""
 _aside: dist.ProcessGroup | None = None
 """The process group for each rank's second thread (`World.for_thread`)."""
 
@@ -263,6 +264,7 @@ ALONE = World()
 
 
 def current() -> World:
+    """Return the world that this process has joined, or a world with one rank."""
     if not dist.is_initialized():
         return ALONE
     return World(dist.get_rank(), dist.get_world_size(), _number("LOCAL_RANK"), joined=True)

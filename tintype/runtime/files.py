@@ -125,6 +125,7 @@ def remove_unfinished(folder: Path, name: str = "*") -> None:
 
 
 def unfinished_in(folder: Path) -> list[Path]:
+    """Return the temporary files of any process, in a folder and its subfolders."""
     return list(folder.rglob(f".*{_WRITING}*"))
 
 
@@ -156,6 +157,7 @@ def write_json(path: Path, content: Any, fence: Fence = OPEN) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
+    """Return the content of a JSON file; empty if the file is missing."""
     if not path.exists():
         return {}
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))

@@ -41,6 +41,7 @@ def forms_of(tensors: Mapping[str, Tensor]) -> dict[str, Form]:
 
 
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors whose names begin with `prefix`. The prefix is removed from the names."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 

@@ -136,6 +136,7 @@ def multiply_gradients(parameters: Sequence[Tensor], factor: Tensor) -> None:
 
 
 def gradient_norm(parameters: Sequence[Tensor], layout: Layout) -> Tensor:
+    """Return the norm of all gradients, over all shards, in fp32."""
     given = [parameter for parameter in parameters if parameter.grad is not None]
     cut = [local(one.grad) for one in given if is_sharded(one) and one.grad is not None]
     copied = [one.grad for one in given if not is_sharded(one) and one.grad is not None]

@@ -80,6 +80,7 @@ def boot_clock() -> float:
 
 class Disk:
     def names(self, folder: Path) -> list[str]:
+        """Return the names in a folder; empty if the folder is missing."""
         try:
             return os.listdir(folder)  # noqa: PTH208 (names, no paths)
         except (FileNotFoundError, NotADirectoryError):
@@ -301,6 +302,7 @@ class Leases:
             )
 
     def newest(self, name: str) -> Claim | None:
+        """Return the newest claim; None if no process has claimed the lease yet."""
         if not (numbers := self._numbers(name)):
             return None
         number, content = numbers[-1], self.disk.read(self.path(name, numbers[-1]))
@@ -310,6 +312,7 @@ class Leases:
         return Claim.parse(number, content)
 
     def history(self, name: str) -> list[Claim]:
+        """Return all claims, oldest first."""
         return [Claim.parse(number, self.disk.read(self.path(name, number))) for number in self._numbers(name)]
 
     def silent_s(self, name: str) -> float:

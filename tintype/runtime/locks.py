@@ -59,6 +59,7 @@ def locked(folder: Path, otherwise: str = ANOTHER_OUT, passed: Collection[int] =
 
 @contextmanager
 def taking_turns(lock: Path) -> Iterator[None]:
+    """Hold a lock for a short time; wait if another process holds it."""
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -43,6 +43,7 @@ class Content:
     words: str
     """Plural name of the rows in error messages."""
     shape: tuple[int, ...]
+    """[N, …]"""
     dtype: torch.dtype
     otherwise: str
     """Advice for a user without enough disk space or memory."""
@@ -186,6 +187,7 @@ class DiskRows(Rows):
             os.fsync(file.fileno())
 
     def _sums(self, id_M: Tensor) -> Tensor:
+        """Return the first 64 bits of each row's SHA-256."""
         sums = []
         for id_ in id_M.tolist():
             total = hashlib.sha256(self._stamp + id_.to_bytes(8, "little"))

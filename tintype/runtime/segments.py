@@ -30,9 +30,11 @@ class _Segment:
     rows: Path
     index: Path
     read: int = 0
+    """Number of bytes of the index that this process has read."""
     mapped: mmap.mmap | None = None
 
     def block(self, first: int, size: int) -> memoryview | None:
+        """Return a block; None if the file is too short."""
         if self.mapped is None or len(self.mapped) < first + size:
             if not self.rows.is_file() or self.rows.stat().st_size < first + size:
                 return None

@@ -135,6 +135,7 @@ def _check_room(content: Content, size: int) -> None:
 
 
 def _open_shared(content: Content, size: int) -> MemoryRows:
+    """Open the memory that another process has published, or make and publish it."""
     folder = cache_folder() / f"shared-{os.getuid()}"
     folder.mkdir(parents=True, exist_ok=True)
     decides = [content.head, repr(content.shape).encode(), repr(content.dtype).encode()]
@@ -210,6 +211,7 @@ def _withdraw(process: int, record: Path, descriptor: int) -> None:
 
 
 def _stride_bytes(content: Content) -> int:
+    """Return the distance between two rows in bytes, rounded up to whole words."""
     row_bytes = content.row_bytes // content.shape[0]
     return -(-row_bytes // _WORD_BYTES) * _WORD_BYTES
 

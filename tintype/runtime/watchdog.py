@@ -93,6 +93,7 @@ class Finding:
 
     @property
     def details(self) -> dict[str, Any]:
+        """Return the phase of every rank, and the stacks of the ranks for which the others wait, for the event log."""
         stacks = {rank: place.stack for rank in self.ranks if (place := self.places.get(rank)) is not None}
         stands = {rank: place.words if place else "not begun" for rank, place in self.places.items()}
         return {"ranks": self.ranks, "why": self.why, "stands": stands, "stacks": stacks}

@@ -224,6 +224,7 @@ class LiveStudy(Live):
         return not is_read
 
     def settle(self) -> None:
+        """Wait until the current comparison of runs has finished."""
         if self._comparing is not None:
             self._comparing.join()
 

@@ -93,6 +93,7 @@ class Request(Settings):
 @dataclass(frozen=True)
 class Made:
     folder: Path
+    """Folder of the run that made the image."""
     png: bytes
     settings: Mapping[str, str | int | float]
 

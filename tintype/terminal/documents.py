@@ -33,6 +33,7 @@ class ErrorDocument(BaseModel):
 class Trained(_Open):
     folder: str
     plan: str
+    """Hash of the plan."""
     step: int
     already_done: bool
 
@@ -147,6 +148,7 @@ class Judged(_Open):
     verdicts: list[JudgedRow]
     notes: list[str]
     report: str | None
+    """Path of the report; None without `--out`."""
 
 
 class PlanShown(_Open):

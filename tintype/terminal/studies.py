@@ -155,6 +155,7 @@ class Launch(View[list[str]]):
     @contextmanager
     def calls(self) -> Iterator[dict[str, Any]]:
         """Print each line immediately, since the command waits as long as workers of Ray run."""
+        """Print each line immediately, since the command waits as long as workers of Ray run."""
         yield {"on_line": lambda line: say(self.lines, line)}
 
     def show(self, result: list[str]) -> None:

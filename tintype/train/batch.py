@@ -33,6 +33,7 @@ class StepText:
 class Batch:
     ids: Sequence[int]
     image_BCHW: Tensor | None
+    """The images; None if the step does not need images."""
     captions: Sequence[str]
     text: TextTokens
     draws: Draws

@@ -232,6 +232,7 @@ def _every_records(
 
 
 def newest_manifest(folder: Path) -> list[Path]:
+    """Return the manifest of the newest checkpoint; empty if there is no checkpoint."""
     return [folder_of(folder, step) / _MANIFEST for step in steps(folder)[-1:]]
 
 

@@ -148,6 +148,7 @@ def keep_weights(folder: Path, plan: Plan, state: TrainState, saver: Saver) -> N
 
 
 def drop_kept(folder: Path, step: int) -> None:
+    """Remove the kept weights of a step. If no kept weights remain, remove their folder."""
     shutil.rmtree(checkpoint.folder_of(folder, step), ignore_errors=True)
     if folder.is_dir() and not checkpoint.steps(folder):
         shutil.rmtree(folder, ignore_errors=True)

@@ -140,6 +140,7 @@ class RunTraining:
         return line
 
     def save(self, now: bool) -> None:
+        """Save the state, in the background unless `now`."""
         state, folder, kept = self.state, self.folder, self.parts.plan.run.keep_checkpoints
         commit = partial(checkpoint.commit, folder.checkpoints, state.step, scalars=state.scalars(), keep=kept)
         self.saver.write(state.step, state.tensors(), partial(commit, records=folder.records()), now=now)

@@ -47,6 +47,7 @@ class Model:
 
     @cached_property
     def source(self) -> seams.ImageSource:
+        """Return the training images, opened on first use, since sampling also works on a machine without the data."""
         return open_source(self.plan.data, "train", self.device) if self.opened is None else self.opened
 
     def source_of(self, size_px: int) -> seams.ImageSource:
@@ -92,6 +93,7 @@ class Model:
         return next((ClassTokens(teacher, self.device) for teacher in found), None)
 
     def tap(self, x_BCHW: Tensor, batch: seams.JointBatch, taps: frozenset[int]) -> seams.Tapped:
+        """Run the denoiser up to the last tapped block, with the times and noise of the batch."""
         sample = self.objective.draw(x_BCHW, batch.draws)
         text = replace(batch.text, tokens_BLC=batch.text.tokens_BLC.detach())
         route = self.route(x_BCHW, batch.step, batch.draws)
@@ -185,6 +187,7 @@ def _build_text(plan: Plan, device: torch.device) -> seams.TextEncoder:
 
 
 def register(owners: Mapping[str, object]) -> nn.ModuleDict:
+    """Register every object that owns parameters, under its name in checkpoints."""
     return nn.ModuleDict({name: owner for name, owner in owners.items() if isinstance(owner, nn.Module)})
 
 

@@ -84,6 +84,7 @@ class RunRecord:
     identities = _content(LOADED)
     """The SHA-256 of each frozen network and of the data, by name."""
     latents = _content(LATENTS)
+    """Statistics of the latents."""
     lineage = _content(LINEAGE)
     """The run from whose weights this run started, with the lineage of that run; empty for any other start."""
     imported = _content(IMPORTED)
@@ -133,6 +134,7 @@ class RunRecord:
 
     @cached_property
     def saved_steps(self) -> list[int]:
+        """Return the steps with a checkpoint, oldest first."""
         return checkpoint.steps(self.checkpoints)
 
     @property
@@ -157,6 +159,7 @@ class RunRecord:
 
     @property
     def step(self) -> int:
+        """Return the last step that was logged or saved."""
         return max(self.saved_step, self.logged_step)
 
     @cached_property

@@ -26,6 +26,8 @@ SaveMode = Literal["auto", "wait", "background"]
 
 
 class Commit(Protocol):
+    """Function that writes tensors to their destination. Every rank must call this function."""
+
     def __call__(self, tensors: Mapping[str, Tensor], /, *, world: World, fence: Fence) -> object: ...
 
 
@@ -36,6 +38,8 @@ _MOST_MEMORY = 0.5
 
 
 class Saver:
+    """Writer of a run's saves, which it writes in order. Every rank must make the same calls."""
+
     def __init__(self, mode: SaveMode = "wait", world: World = ALONE, fence: Fence = OPEN) -> None:
         self.mode, self.world, self.fence = mode, world, fence
         self.in_background = mode == "background"

@@ -95,6 +95,7 @@ class Session(Model):
         return [term.name for term in ended]
 
     def wants_images(self, terms: Sequence[Term]) -> bool:
+        """Return whether steps with these terms need images, and not only latents."""
         return self.kept is None or any(term.part.needs_images for term in terms)
 
     def latents(self, ids: Sequence[int], image_BCHW: Tensor | None, draws: Draws) -> Tensor:

@@ -49,6 +49,7 @@ class SpikeWindow:
         return spike.float()
 
     def _limits(self) -> tuple[Tensor, Tensor]:
+        """Return the limits above which values count as spikes, and whether enough steps were seen."""
         window = self.settings.window
         count = self.seen.clamp_max(window)
         filled_W = torch.arange(window, device=count.device) < count

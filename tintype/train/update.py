@@ -38,6 +38,7 @@ class StepResult:
     by_time: Tensor
     """[2, bins]: sum and number of the samples' unweighted main losses, in equal bins of t."""
     step: int
+    """Number of the step, counted from 1."""
     first_position: int
     without_caption: int
     """Number of samples in this rank's share that get the null caption because they have no other caption."""

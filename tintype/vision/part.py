@@ -48,6 +48,7 @@ COMMITS = {
 """Default commits of repositories with safetensors, for settings without a revision."""
 
 Grid = tuple[int, int]
+"""Rows and columns of tokens."""
 
 
 class EncoderPart(Part):
@@ -132,6 +133,7 @@ class TransformersEncoder(FrozenEncoder):
 
 
 def vision_config(config: Untyped) -> Untyped:
+    """If a network has several towers, return the config of the image tower."""
     return getattr(config, "vision_config", config)
 
 

@@ -125,6 +125,7 @@ class Decoders:
 
 @lru_cache(maxsize=8)
 def decoders(count: int) -> Decoders:
+    """Return the worker pool that all sources of a run share."""
     found = Decoders(count)
     atexit.register(found.end)
     return found

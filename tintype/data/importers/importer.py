@@ -54,6 +54,8 @@ class Item:
 
 
 class Importer(ABC):
+    """Reads a source, whose columns are known before an image is read. Items are yielded from any position on."""
+
     def __init__(
         self,
         files: Sequence[Path],

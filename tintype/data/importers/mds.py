@@ -52,6 +52,8 @@ class _File(BaseModel):
 
 
 class _Shard(BaseModel):
+    """A shard as the index describes it. Keys that are not used here are left out."""
+
     version: int
     format: str
     column_names: list[str]

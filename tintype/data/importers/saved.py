@@ -97,6 +97,7 @@ def _data_files(folder: Path) -> list[Path]:
 
 
 def _is_name(name: object) -> TypeGuard[str]:
+    """Return whether `name` is a single file or folder name, not a path."""
     return isinstance(name, str) and name not in ("", ".", "..") and Path(name).name == name
 
 

@@ -101,6 +101,7 @@ class MixedSource(Share):
         return self.rest + (self.share - self.rest) * self.schedule.factor(step)
 
     def shares(self, steps: int) -> Tensor:
+        """Return the share at each step, float64 [S]."""
         if self.schedule.kind == "constant":
             return torch.full((steps,), self.share_at(0), dtype=torch.float64)
         return torch.tensor([self.share_at(step) for step in range(steps)], dtype=torch.float64)
@@ -247,6 +248,7 @@ class MixtureSettings(DataPart):
 
     @property
     def shares(self) -> tuple[MixedSource, ...]:
+        """The sources that training reads, in the order of their names."""
         return tuple(self.sources[name] for name in self.read)
 
 

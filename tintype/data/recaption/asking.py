@@ -30,6 +30,7 @@ class Asking:
 @dataclass(frozen=True)
 class Question:
     key: str
+    """The SHA-256 of the image's bytes."""
     image: Encoded
     attempt: int = 0
     """Number of earlier attempts that gave no usable answer."""

@@ -34,6 +34,7 @@ class Entry(BaseModel, frozen=True, extra="forbid", strict=True):
     """The outcome for one image: a caption, or the reason why there is none."""
 
     key: str
+    """The SHA-256 of the image's bytes."""
     source: str
     caption: str
     aside: str | None = None

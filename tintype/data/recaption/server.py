@@ -165,6 +165,7 @@ class Server(Captioner):
         return {"backend": "server", "model": self.model}
 
     def check(self) -> None:
+        """Raise if no server answers at the URL."""
         examples = f"`vllm serve {self.model}`, `llama-server -hf {self.model}` or `ollama serve`"
         remedy = f"start one, for example {examples}, or fix {option('server')}"
         with as_user_error(_PassingError, f"no server answers at {self.place.url}", remedy):

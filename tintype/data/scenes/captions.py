@@ -70,6 +70,7 @@ def relations(first: SceneObject, second: SceneObject) -> tuple[str, ...]:
 
 
 def _true_statements(scene: Scene) -> list[tuple[str, str, str]]:
+    """Return (first, relation, second) for every ordered pair of objects."""
     pairs = chain.from_iterable(((a, b), (b, a)) for a, b in combinations(scene.objects, 2))
     return [(object_name(a), relation, object_name(b)) for a, b in pairs for relation in relations(a, b)]
 

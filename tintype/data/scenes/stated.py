@@ -28,6 +28,7 @@ class Stated:
     start: int
     end: int
     attribute: str
+    """The attribute, which is a key of the vocabularies, `OBJECT` or `COUNT`."""
     position: str = ""
     """Position of the object; empty for an attribute of the whole scene."""
 

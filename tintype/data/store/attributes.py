@@ -34,6 +34,8 @@ ARROW_TYPES: dict[Kind, str] = {"text": "string", "int": "int64", "float": "floa
 
 @dataclass(frozen=True)
 class Attribute:
+    """The column of an attribute. If `kind` is None, the source determines it."""
+
     column: str
     kind: Kind | None = None
 
@@ -49,6 +51,7 @@ class MisfitError(Exception):
 
 
 def read_attributes(pairs: Mapping[str, str]) -> dict[str, Attribute]:
+    """Parse the `COLUMN` or `COLUMN:KIND` given for each attribute."""
     found = {}
     for name, asked in pairs.items():
         column, _, last = asked.rpartition(":")

@@ -27,6 +27,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 def check_column(store: Store, name: str) -> None:
+    """Refuse a name that new captions cannot have. The name becomes part of file names."""
     if not _NAME.fullmatch(name):
         raise UserError(
             f"{option('column', name)} is not a valid name for a caption column",

@@ -116,6 +116,7 @@ def _cosines() -> NDArray[np.float64]:
 
 @cache
 def _lowest_frequencies() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the indices of the lowest frequencies without the mean, sorted by the sum of both directions."""
     down, right = np.mgrid[:_SIDE_PX, :_SIDE_PX].reshape(2, -1)
     order = np.lexsort((down, down + right))[1 : HASH_BITS + 1]
     return down[order], right[order]

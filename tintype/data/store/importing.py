@@ -61,6 +61,7 @@ class ImportOptions:
     """Largest fraction of bad records. With a larger fraction, the import stops with an error."""
     follow_links: bool = False
     preset: str | None = None
+    """Name of the preset, if the source is its public set."""
     format: str | None = None
     """Format of the source; by default it is detected from the files."""
     listed: Listed | None = None
@@ -91,6 +92,7 @@ def import_images(
     interrupt: Interrupt,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Imported:
+    """Store the images of a source, resuming an earlier attempt."""
     importer = open_importer(source, Reading(options.limits, options.follow_links, options.format, options.listed))
     captions = _captions(importer, options.captions, source)
     attributes = _attributes(importer, options.attributes, captions, source)

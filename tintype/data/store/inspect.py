@@ -34,6 +34,7 @@ from tintype.wording import option
 _SHOWN_CAPTIONS, _SHOWN_NAMES = 5, 12
 _SIZES_PX = (32, 64, 128, 192, 256, 512, 768, 1024)
 _ASPECT_STEP = 0.25
+"""Width of a bin of log2(width / height)."""
 _ASPECT_END = 2.0
 _BINS, _FARTHEST = 24, 1e300
 _NUMBER = re.compile(r"\d[\d,.]*")
@@ -260,6 +261,7 @@ def _attribute(store: Store, name: str, rows: NDArray[np.int64]) -> results.Attr
 
 
 def _most_common(names: Iterable[str]) -> list[tuple[str, int]]:
+    """Return the most common names with their counts, and the rest as one entry."""
     counts = Counter(names)
     shown = counts.most_common(_SHOWN_NAMES)
     rest = counts.total() - sum(count for _, count in shown)

@@ -94,6 +94,7 @@ class AddedColumn(BaseModel, frozen=True, extra="forbid", strict=True):
     """The file with the questions' settings and the answers."""
     journal_sha256: str | None = None
     made_by: dict[str, Any]
+    """Record of who wrote the captions, how, when, and how many are empty."""
 
     @property
     def files(self) -> list[str]:

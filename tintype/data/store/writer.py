@@ -28,6 +28,7 @@ _PROGRESS, _CHECKSUM = "progress.json", "checksum"
 
 class Written(BaseModel, extra="forbid"):
     request: dict[str, Any]
+    """All settings that determine the stored content."""
     items: int = 0
     """Number of items that were stored or refused."""
     shards: list[Shard] = []

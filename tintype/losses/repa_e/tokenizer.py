@@ -133,6 +133,7 @@ class TunedTokenizer(nn.Module):
         return posterior.sample(draws.normal("posterior", tuple(posterior.mean_BCHW.shape[1:])))
 
     def encode(self, image_BCHW: Tensor, draws: Draws | None = None) -> Tensor:
+        """Encode to the posterior's mean, without random draws."""
         return self.moments(image_BCHW)
 
     def moments(self, image_BCHW: Tensor) -> Tensor:

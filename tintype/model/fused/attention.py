@@ -237,6 +237,7 @@ class Inputs:
 
 
 def _tile(usual: tuple[int, int, int, int], size: int) -> tuple[int, int, int, int]:
+    """Return the number of queries and keys per tile, warps and stages for this head size."""
     queries, keys, warps, stages = usual
     return queries, keys, warps, stages if size < _WIDE else min(stages, _STAGES_WIDE)
 

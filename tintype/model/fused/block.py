@@ -71,6 +71,8 @@ class Matrices:
 
 @dataclass(frozen=True)
 class Setting:
+    """All inputs of a block except the tensors that have gradients."""
+
     weights: Matrices
     fp8: bool
     heads: int
