@@ -1,7 +1,4 @@
-"""Turn observations into findings, sorted by severity.
-
-All functions are pure, and every threshold has a name and a reason.
-"""
+"""Turn observations into findings, sorted by severity. All functions are pure, and every threshold has a reason."""
 
 from __future__ import annotations
 
@@ -38,27 +35,13 @@ A few averages never move, since with a fixed decay an average stops within 2^-2
 averages do not move, the decay is too close to 1 for the dtype.
 """
 FEWEST_SMALL_STEPS = 20.0
-"""Minimum expected movement for a check of stochastic rounding, in units of the weight's last place.
-
-If the expected movement has this minimum size, half of it is two standard deviations below it.
-"""
+"""Minimum expected movement for a check of stochastic rounding, so that half of it is two deviations below."""
 FEWEST_TELLING = 8
-"""Minimum number of values from which earlier rounding to bf16 is detected.
-
-bf16 represents a random fp32 number exactly with a probability of only 2^-16.
-"""
+"""Minimum number of values that show rounding; bf16 represents a random fp32 number with probability 2^-16."""
 WAVE_ERROR = 1e-2
-"""Largest accepted error of the timesteps' cosines and sines.
-
-In fp32, the error of the fastest angle (1000 radians) is 6e-5. With timesteps rounded to bf16, this angle is wrong by
-whole turns.
-"""
+"""Largest accepted error of the timesteps' sinusoids; 6e-5 in fp32, and whole turns with timesteps in bf16."""
 FP8_SATURATED_SHARE = 1e-3
-"""Largest accepted share of fp8 values at the type's maximum.
-
-A tensor is scaled so that its largest value equals the maximum of fp8. If many values are at the maximum, they were
-clipped.
-"""
+"""Largest accepted share of fp8 values at the maximum, to which only the largest is scaled; others were clipped."""
 SCALE_TOLERANCE = 0.01
 """Relative tolerance of the loss scale. Sums over micro-batches differ only in their last bits."""
 
@@ -80,7 +63,6 @@ def find(seen: Seen) -> list[Finding]:
 
 
 def ranked(findings: Iterable[Finding]) -> list[Finding]:
-    """Sort findings: mistakes before notes."""
     return sorted(findings, key=lambda finding: finding.severity != "mistake")
 
 
@@ -158,10 +140,7 @@ def _weights(seen: Seen) -> Iterator[Finding]:
 
 
 def rounding_of(group: Group, among: Iterable[Group]) -> str:
-    """Guess from moved weights whether their storage rounds by `nearest`, `stochastic` or `kahan`.
-
-    A small group has too few small updates for a guess. Such a group gets the rounding of all groups together.
-    """
+    """Guess how storage rounds from moved weights; a group with few small updates gets the rounding of all."""
     if group.updates.compensated:
         return "kahan"
     wanted, gone = group.updates.small_wanted, group.updates.small_gone
@@ -232,10 +211,7 @@ def _moments(seen: Seen) -> Iterator[Finding]:
 
 
 def _rounded_inputs(seen: Seen) -> Iterator[Finding]:
-    """Find rounded timesteps and RoPE tables.
-
-    The evidence is the input's dtype, values that bf16 represents exactly, or an operation that rounds the input.
-    """
+    """Find rounded timesteps and RoPE tables by dtype, by values that are exact in bf16, or by an operation."""
     times = [one for key, one in seen.inputs.items() if key in TIMES]
     rotations = [one for one in seen.inputs.values() if one.argument == ROTATION]
     for island, inputs, words, harm in (
@@ -288,8 +264,7 @@ def _is_planned(seen: Seen, island: str) -> bool:
 def _loss_scale(seen: Seen) -> Iterator[Finding]:
     """Compare the loss scale at every step with the plan.
 
-    If the ratio differs between steps, the reason is that several processes report a mean of losses, and there is no
-    loss scale.
+    Ratios that differ between steps come from processes that report a mean of losses, without a loss scale.
     """
     scales = seen.loss_scales
     if not scales or max(scales) - min(scales) > SCALE_TOLERANCE * abs(scales[0]):

@@ -1,8 +1,7 @@
 """Observe a few real training steps from outside. This module sets and removes every hook of the audit.
 
-Forward hooks record module inputs; they run after the hooks of FSDP. Between modules, torch's functions are
-intercepted. This interception finds tables that are rounded on use, softmax in 16 bits, and the tensor on which
-backward is called.
+Forward hooks record module inputs, after the hooks of FSDP. Between modules, torch's functions are intercepted to find
+tables rounded on use, softmax in 16 bits, and the tensor on which backward is called.
 """
 
 from __future__ import annotations
@@ -36,10 +35,7 @@ TIMES = {_TIME, _WAVE, ("denoiser.resolution_embedder", "like_B")}
 ROTATION = "rotation"
 """Argument name of the RoPE table in the blocks and in their attention."""
 _FOLLOWED = {"t_B": "timestep", "like_B": "timestep", ROTATION: "rope"}
-"""Arguments that no operation may convert to a narrow dtype.
-
-A timestep's sinusoid may be converted, since autocast runs the layer that reads it.
-"""
+"""Arguments that no operation may narrow, unlike a timestep's sinusoid, whose reader autocast runs."""
 _SOFTMAX = {torch.softmax, torch.Tensor.softmax, nn.functional.softmax}
 _RSQRT = {torch.rsqrt, torch.Tensor.rsqrt}
 """The last operation that computes a norm's statistics."""
@@ -94,9 +90,7 @@ def _note_stored(state: TrainState, seen: Seen) -> None:
 
 @contextmanager
 def _watching_gradients(state: TrainState, seen: Seen) -> Iterator[None]:
-    """Record gradients between backward and clipping, since clipping would spread a non-finite value over all
-    gradients.
-    """
+    """Record gradients between backward and clipping, which would spread a non-finite value over all gradients."""
 
     def check(name: str, parameter: Tensor) -> None:
         if parameter.grad is not None:
@@ -170,19 +164,13 @@ def _note_rounding(found: Input, tensor: Tensor) -> None:
 
 
 def _wave_error(wave_BF: Tensor, t_B: Tensor, settings: ModelSettings) -> float:
-    """Return the error of a sinusoid, compared with the exact sinusoid of the timesteps.
-
-    The timesteps may already be rounded.
-    """
+    """Return the error of a sinusoid, compared with the exact one of the timesteps, which may be rounded."""
     exact = sinusoid(t_B.double(), wave_BF.shape[1], settings.time_max_period, settings.time_factor)
     return float((wave_BF.double() - exact).abs().max())
 
 
 class _Calls(TorchFunctionMode):
-    """Intercept torch's functions during the steps.
-
-    Record functions in the denoiser that round values meant for fp32.
-    """
+    """Intercept torch's functions during the steps, to record those that round values meant for fp32."""
 
     def __init__(self, seen: Seen) -> None:
         super().__init__()
@@ -239,9 +227,7 @@ class _Calls(TorchFunctionMode):
 
 
 def _note_loss_scale(parts: Session, result: StepResult, backward_from: float, seen: Seen) -> None:
-    """Record the loss scale, which is the number on which backward was called, divided by the loss that the step
-    reports.
-    """
+    """Record the loss scale: the number on which backward was called, divided by the reported loss."""
     weights = {term.name: term.settings.weight_at(result.step - 1) for term in parts.terms_at(result.step - 1)}
     loss = float(result.losses["flow"]) + sum(w * float(result.losses[name]) for name, w in weights.items())
     if math.isfinite(loss) and loss and math.isfinite(backward_from):

@@ -130,10 +130,9 @@ def _bad(bad: Bad) -> dict[str, int]:
 
 
 def _as_watched(plan: Plan, device: str | None) -> tuple[Plan, tuple[str, ...]]:
-    """Return the plan without compilation and with its full learning rate.
+    """Return the plan with its full learning rate, and without compilation, which hides modules from hooks.
 
-    Hooks see no modules in a compiled graph. During warm-up or at the end of a decay, the learning rate is much lower
-    than the full one. The share of lost updates would then not be typical of training.
+    At a much lower learning rate, the share of lost updates would not be typical of training.
     """
     remarks = ["at the full learning rate: without warm-up and decay"]
     if plan.run.distribution.kind == "fsdp" and current().size > 1:

@@ -54,13 +54,11 @@ class Tally:
 
 @dataclass
 class Updates(Tally):
-    """Updates of weights.
+    """Updates of weights; `lost` counts weights that did not move although the float64 step is not zero.
 
-    `lost` counts weights that did not move although the float64 step is not zero.
-
-    The other fields cover steps that are too small for rounding to nearest. These fields hold the sums of the expected
-    and the actual movement, in units of the weight's last place. With rounding to nearest the actual movement is zero;
-    with stochastic rounding it equals the expected movement on average.
+    The other fields sum the expected and the actual movement by steps that are too small for rounding to nearest, in
+    units of the last place. Rounding to nearest moves nothing, and stochastic rounding moves the expected amount on
+    average.
     """
 
     small_wanted: float = 0.0
@@ -136,10 +134,7 @@ class Input:
     types: set[str] = field(default_factory=set)
     bad: Bad = field(default_factory=Bad)
     telling: int = 0
-    """Number of values that are checked for rounding.
-
-    0 and ±1 are left out, since every dtype represents them exactly.
-    """
+    """Number of values checked for rounding, without 0 and ±1, which every dtype represents exactly."""
     telling_in_bf16: int = 0
     """Number of the checked values that bf16 represents exactly."""
     off: float = 0.0
@@ -153,20 +148,14 @@ class Input:
 @dataclass
 class Seen:
     precision: PrecisionSettings
-    """The plan's section `precision`."""
     groups: dict[tuple[str, str], Group] = field(default_factory=dict)
     inputs: dict[tuple[str, str], Input] = field(default_factory=dict)
     rounded_inside: dict[str, list[str]] = field(default_factory=dict)
-    """Maps `timestep`, `rope`, `norms` and `softmax` to the parts of the model in which an operation rounded it to a
-    narrow dtype.
-    """
+    """Parts of the model in which an operation narrowed `timestep`, `rope`, `norms` or `softmax`, by that name."""
     operands: dict[str, Bad] = field(default_factory=dict)
     """Inputs of fp8 matrix products, by part of the model."""
     loss_scales: list[float] = field(default_factory=list)
-    """Loss scale of each step.
-
-    It is the loss on which `backward` was called, divided by the loss that the step reports.
-    """
+    """Loss scale of each step: the loss on which `backward` was called, divided by the reported loss."""
     init_share: float = 0.0
     """Share of the initial weights in the weight average after training."""
     steps: int = 0
@@ -186,7 +175,6 @@ class Seen:
 
     @property
     def in_order(self) -> list[Group]:
-        """Return the groups in the model's order."""
         rooms = list(dict.fromkeys(group.room for group in self.groups.values()))
         return sorted(self.groups.values(), key=lambda g: (rooms.index(g.room), _KINDS.index(g.kind)))
 

@@ -1,7 +1,6 @@
 """Measure how much of each step reaches the stored weights, moments and averages.
 
-The audit repeats the optimizer's step in float64 on copies of the same weights, gradients and moments. A number that
-moves in float64 but not in storage was rounded away.
+The audit repeats the optimizer's step in float64; a number that moves only in float64 was rounded away.
 """
 
 from __future__ import annotations
@@ -24,10 +23,7 @@ _COUNT = "step"
 
 
 def group_of(seen: Seen, name: str, tensor: Tensor) -> Group:
-    """Return the group of a tensor.
-
-    Matrices, biases and gains of norms (initially one) differ in their share of lost updates.
-    """
+    """Return the group of a tensor; matrices, biases and gains of norms lose different shares of updates."""
     kind = "matrices" if tensor.ndim > 1 else "biases" if name.endswith("bias") else "gains"
     return seen.group(room_of(name), kind)
 
@@ -154,10 +150,7 @@ def _moments(slots: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def count_updates(
     updates: Updates, dtype: torch.dtype, start: Tensor, wanted: Tensor, gone: Tensor, asked: Tensor
 ) -> None:
-    """Count lost updates.
-
-    All tensors are float64, except the boolean `asked`, which says whether there is a gradient.
-    """
+    """Count lost updates. Tensors are float64, except the boolean `asked`, whether there is a gradient."""
     due = asked & (wanted != 0)
     updates.add(due, due & (gone == 0))
     small = due & ((start + wanted).to(dtype).double() == start)

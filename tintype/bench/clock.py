@@ -24,8 +24,7 @@ class Step:
 class StepClock(Clock):
     """Measure the seconds of each step and of its parts.
 
-    On a GPU, the marks are CUDA events in the GPU's queue, so measuring does not block. The time between the two marks
-    around `data` is the time that the GPU waits for data.
+    On a GPU, the marks are CUDA events, so measuring does not block; `data` is the GPU's wait for data.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -34,7 +33,6 @@ class StepClock(Clock):
         self.start()
 
     def start(self) -> None:
-        """Start timing."""
         self._spans: list[list[tuple[str, _Mark, _Mark]]] = [[]]
         self._ends = [self._mark()]
 

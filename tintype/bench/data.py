@@ -1,8 +1,6 @@
-"""Implement `tintype bench --data` and `tintype bench --import`.
+"""Implement `tintype bench --data` (decoding, and how long training waits for images) and `tintype bench --import`.
 
-`--data` measures how fast a store's images are decoded, and how long training waits for images. No images are cached on
-the device, so a step with a small store costs as much as one with a large store. `--import` measures how fast images
-are imported.
+No images are cached on the device, so a step with a small store costs as much as one with a large store.
 """
 
 from __future__ import annotations
@@ -73,10 +71,7 @@ class ImportSpeed:
 
 @exact_fp32()
 def measure_data(plan: Plan, steps: int, on_part: OnPart = lambda part, done, total: None) -> DataSpeeds:
-    """Measure the loader alone, with one thread and with all threads.
-
-    Then measure training with images from the store.
-    """
+    """Measure the loader alone, with one thread and with all threads, and then training with its images."""
     if not isinstance(plan.data, StoreSettings):
         raise UserError(
             f"{option('data')} measures the speed of decoding a store's images, but the plan's data is of the "

@@ -1,8 +1,7 @@
 """Estimate the seconds of a study's runs on this machine, from a few steps and a few samples of its baseline.
 
-Training is measured on the baseline. An arm's time is this time, scaled by the arm's number of operations. The time of
-scoring includes the sampler's steps and the scene encoder's features. The estimate does not include other encoders or
-the start of workers.
+An arm's time is the baseline's, scaled by the arm's number of operations. Scoring includes the sampler's steps and the
+scene encoder's features, but no other encoders.
 """
 
 from __future__ import annotations
@@ -49,7 +48,6 @@ class Pace:
     """Measured seconds of a plan on this machine."""
 
     step_s: float
-    """Seconds of a training step."""
     sample_s: float
     """Seconds of a sampler step for one image."""
     feature_s: float
@@ -58,9 +56,7 @@ class Pace:
     samples: int
 
     def scoring_s(self, protocol: Protocol) -> float:
-        """Return the seconds of an evaluation, which samples images, reads them and computes features for the
-        distances.
-        """
+        """Return the seconds of an evaluation: sampling, reading the images, and features for the distances."""
         total = 0.0
         for one in protocol.conditions:
             prompts = one.prompt_file.prompts if one.prompt_file is not None else ()
@@ -72,10 +68,7 @@ class Pace:
 
 
 def measure_pace(plan: Plan, sampler: SamplerSettings) -> Pace:
-    """Time a few steps and samples of a plan, made as its runs make them.
-
-    The first step and the first sample are not timed.
-    """
+    """Time a few steps and samples of a plan, made as its runs make them, but not the first ones."""
     plan = plan_from_document(Document("the baseline", plain(plan)), ["run.latents=none"])
     with cpu_threads(plan.run.device, plan.run.threads), deterministic_steps(plan, current()):
         parts = build_session(plan)
@@ -132,8 +125,7 @@ def _second_call_s(work: Callable[[], object]) -> float:
 def expected_seconds(study: Study, counted: Mapping[str, PlanCost] = MappingProxyType({})) -> Measured | str:
     """Return the seconds of a study's runs on this machine's CPU, or the reason why they are unknown.
 
-    If a study needs a GPU, or must load networks first, nothing is measured and the result is a lower bound. `counted`
-    has the costs of arms that are already known.
+    A study that needs a GPU or other networks gets a lower bound. `counted` has known costs of arms.
     """
     baseline = study.arms[0].plans[0]
     if not is_for_cpu(baseline):
@@ -156,9 +148,7 @@ def expected_seconds(study: Study, counted: Mapping[str, PlanCost] = MappingProx
 
 
 def _bound(study: Study, costs: Mapping[str, PlanCost | None], baseline: PlanCost) -> Measured:
-    """Return a lower bound on the seconds, which is the number of operations divided by the peak speed of matrix
-    products.
-    """
+    """Return a lower bound on the seconds: the operations divided by the peak speed of matrix products."""
     plan = study.arms[0].plans[0]
     with cpu_threads(plan.run.device, plan.run.threads):
         rate = matmul_flop_per_s(torch.device("cpu"), torch.float32)

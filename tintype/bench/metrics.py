@@ -29,9 +29,8 @@ def time_feature_metrics(
 ) -> dict[str, float]:
     """Return the seconds of each metric with its error, on n fake and n real images of f features.
 
-    The metrics are timed one after another on the same pair of image sets, as in an evaluation. Shared work that
-    depends only on the real images is timed as `reference`. Other shared work is timed with the first metric that needs
-    it.
+    Shared work that depends only on the real images is timed as `reference`. Other shared work is timed with the first
+    metric that needs it.
     """
     total = 1 + len(FEATURE_METRICS)
     on_part(f"reference, {f} features", 0, total)

@@ -1,9 +1,7 @@
-"""Implement `tintype bench --out` and `--against`.
+"""Implement `tintype bench --out`, which stores figures, and `--against`, which checks whether they are still reached.
 
-`--out` stores figures in a file, and `--against` checks whether they are still reached.
-
-A figure is a rate or a ratio, and higher is faster. If a bench measures a ratio within one run, the figure is the
-ratio, since machines of one kind differ in speed.
+A figure is a rate or a ratio, and higher is faster. A ratio within one run is preferred, since machines of one kind
+differ in speed.
 """
 
 from __future__ import annotations
@@ -127,10 +125,7 @@ def slower(found: Sequence[Change], tolerance: float) -> list[str]:
 
 
 def figures_of(result: AnyResult) -> dict[str, float]:
-    """Return the figures to compare. Benches of decoding, imports and metrics have none.
-
-    A training bench has the speed of the plan itself, and the ratio of each technique's speed to it.
-    """
+    """Return the figures to compare; for training, the plan's speed, and each technique's speed relative to it."""
     if isinstance(result, StudySpeeds):
         warm = result.warm_runs_per_hour
         found = {"runs an hour": result.runs_per_hour, "runs an hour once the workers are warm": warm}

@@ -1,8 +1,7 @@
 """Implement `tintype bench`: measure the images per second of training, sampling and rendering in one process.
 
-The function `compare` measures only training. The function `compare` measures the plan alone and with each technique,
-at several numbers of image tokens and batch sizes. Compare ratios, not speeds, since ratios differ less between
-machines. If an optimizer multiplies matrices, its time is compared with the minimum time of these products.
+`compare` measures only training, with each technique, at several token counts and batch sizes. Compare ratios, since
+speeds differ more between machines.
 """
 
 from __future__ import annotations
@@ -49,17 +48,11 @@ DENSE, AGAIN = "dense", "dense again"
 
 
 OnPart = Callable[[str, int, int], None]
-"""Callback for progress.
-
-It gets the name of the next part, the number of finished parts, and the total number of parts. After the last part, the
-name is empty.
-"""
+"""Callback with the name of the next part (empty at the end), the number of finished parts, and the total."""
 
 
 @dataclass(frozen=True)
 class Speeds:
-    """The speeds of one plan."""
-
     environment: dict[str, Json]
     plan: str
     parameters: int
@@ -114,10 +107,7 @@ def measure(plan: Plan, steps: int, on_part: OnPart = lambda part, done, total: 
 
 
 def update(parts: Session, state: TrainState, clock: Clock) -> None:
-    """Take a training step.
-
-    If `run.deterministic` is set and an operation has no deterministic implementation, record the operation.
-    """
+    """Take a training step. If `run.deterministic` is set, record operations without a deterministic form."""
 
     def note_inexact(operation: str) -> None:
         note_once(f"not exact: {operation}", f"run.deterministic: the steps are not exact ({operation})")
@@ -152,10 +142,7 @@ def _seconds(work: Callable[[], object], device: torch.device) -> float:
 
 @dataclass(frozen=True)
 class Row:
-    """The training speed of one plan.
-
-    If the plan did not run, the fields after `tuned` are None and `failed` gives the reason.
-    """
+    """The training speed of one plan. If it did not run, fields after `tuned` are None, and `failed` says why."""
 
     tokens: int
     """Number of image tokens per sample."""
@@ -181,17 +168,11 @@ class Row:
     optimizer_share: float | None = None
     """Fraction of `step_s`."""
     tokenizer_s: float | None = None
-    """Median seconds per step in which pixels are encoded to latents.
-
-    If the tokenizer is trained, its training is included.
-    """
+    """Median seconds per step in which pixels become latents, with the training of the tokenizer, if any."""
     tokenizer_share: float | None = None
     """Fraction of `step_s`."""
     newton_schulz_tflop: float | None = None
-    """Matrix products of the optimizer per step.
-
-    For an optimizer without matrix products, this field and the next three are None.
-    """
+    """Matrix products of the optimizer per step; without them, this field and the next three are None."""
     ceiling_tflop_per_s: float | None = None
     """Best measured rate of one large matrix product in the same dtype, taken right after the timed steps."""
     floor_s: float | None = None
@@ -203,10 +184,7 @@ class Row:
     graphs: int | None = None
     """Number of graphs compiled before the timed steps."""
     recompiled: int | None = None
-    """Number of graphs compiled during the timed steps.
-
-    If any graph was compiled in these steps, do not trust the speed.
-    """
+    """Number of graphs compiled during the timed steps; if there are any, do not trust the speed."""
     graph_breaks: int | None = None
     """Number of the compiler's graph breaks."""
     failed: str | None = None
@@ -240,11 +218,10 @@ def compare(
     on_row: OnPart = lambda part, done, total: None,
     on_measured: Callable[[Comparison], None] = lambda so_far: None,
 ) -> Comparison:
-    """Measure the training speed of the plan, alone and with each technique, at each number of image tokens and each
-    batch size.
+    """Measure the training speed of the plan, alone and with each technique, at each token count and batch size.
 
-    With techniques, the plan alone is measured first and last. If the plan's two speeds differ, the ratios of the
-    techniques are uncertain by as much. `on_measured` gets all rows so far after each new row.
+    With techniques, the plan alone is measured first and last. If its two speeds differ, the ratios are uncertain by as
+    much. `on_measured` gets all rows so far after each new row.
     """
     refuse_stages(plan)
     _refuse_twice("technique", techniques)
@@ -280,8 +257,7 @@ def compare(
 def at_size(plan: Plan, tokens: int, batch: int | None = None) -> Plan:
     """Return the plan with images of `tokens` tokens, and at most as many tokens per micro-batch as before.
 
-    A step has one micro-batch, or as many as the given `batch` needs. The data has one batch of images, all rendered in
-    the first step, since this bench does not measure the speed of the data.
+    A step has as many micro-batches as `batch` needs. All images are one batch, rendered in the first step.
     """
     size_px = plan.data.size_px if tokens == _tokens(plan) else _size_px(plan, tokens)
     most = max(1, plan.train.batch // plan.train.accumulate * _tokens(plan) // tokens)
@@ -298,10 +274,7 @@ def _tokens(plan: Plan) -> int:
 
 
 def _size_px(plan: Plan, tokens: int) -> int:
-    """Return the image size that has `tokens` tokens.
-
-    If no size has this number, raise an error that names the nearest possible number.
-    """
+    """Return the image size that has `tokens` tokens; if there is none, raise with the nearest possible number."""
     unit = plan.tokenizer.compression.stride_px * plan.model.patch
     lowest, highest = (next(getattr(rule, key) for rule in _SIZE_RULES if hasattr(rule, key)) for key in ("ge", "le"))
     sizes = {side**2: side * unit for side in range(-(-lowest // unit), highest // unit + 1)}
@@ -380,10 +353,7 @@ def with_speeds(row: Row, timed: Sequence[Step]) -> Row:
 
 
 def _with_floor(row: Row, parts: Session) -> Row:
-    """Compare the optimizer's time with the minimum time of its matrix products.
-
-    Do nothing for an optimizer without such products.
-    """
+    """Compare the optimizer's time with the minimum time of its matrix products, if it has any."""
     products = parts.plan.optimizer.matrix_products(dict(parts.modules.named_parameters()))
     if products is None or row.optimizer_s is None:
         return row
@@ -399,10 +369,7 @@ def _with_floor(row: Row, parts: Session) -> Row:
 
 
 def matmul_flop_per_s(device: torch.device, dtype: torch.dtype) -> float:
-    """Return the rate of the fastest of several large square matrix products.
-
-    The matrices are random. Products of zeros are faster, since they need less power.
-    """
+    """Return the rate of the fastest of several large random matrix products; zeros would need less power."""
     side = 8192 if device.type == "cuda" else 512
     generator = torch.Generator(device).manual_seed(0)
     first, second = (torch.randn(side, side, device=device, generator=generator).to(dtype) for _ in range(2))

@@ -1,8 +1,4 @@
-"""Implement `tintype bench --study`: measure how many runs per hour the workers of `tintype ablate` finish on this
-machine.
-
-Each run trains and scores an arm, or the baseline with another seed, in a temporary folder.
-"""
+"""Implement `tintype bench --study`: measure how many runs per hour the workers of `tintype ablate` finish."""
 
 from __future__ import annotations
 
@@ -39,10 +35,7 @@ class RunSeconds:
     starting_s: float
     """Seconds until the worker's process has started and finished its imports."""
     training_s: float
-    """Seconds of training, including building the model.
-
-    A worker's first run also compiles the model and renders the images.
-    """
+    """Seconds of training with building the model; a worker's first run also compiles, and renders the images."""
     scoring_s: float
 
     @property
@@ -63,9 +56,7 @@ class StudySpeeds:
     runs_per_hour: float
     """Number of runs divided by `wall_s`. With more runs, the start of the workers matters less."""
     warm_runs_per_hour: float | None
-    """Rate without the start of the workers, from the end of each worker's first run to its last; None with one run per
-    worker.
-    """
+    """Rate from the end of each worker's first run to its last; None with one run per worker."""
     first: RunSeconds
     """Means over the first run of each worker."""
     later: RunSeconds | None
@@ -76,10 +67,8 @@ def study_to_measure(
 ) -> Study:
     """Return a study for the measurement.
 
-    It has the baseline alone with one seed per run, or all arms (with `arms`) and about as many runs.
-
-    The study `name` provides the baseline and its scoring. `recipe` replaces the baseline's plan; the scoring stays the
-    same.
+    It has the baseline with one seed per run or, with `arms`, all arms and about as many runs. The study `name`
+    provides the baseline and its scoring; `recipe` replaces only the baseline's plan.
     """
     settings = parse(StudySettings, packaged.find("studies", name or _STUDY)).located(Path(name or "").parent)
     usual = settings.set if name or recipe else _SET
@@ -152,10 +141,7 @@ class _Run:
 
 
 def _speeds(environment: dict[str, Json], plan: str, jobs: int, runs: Sequence[_Run]) -> StudySpeeds:
-    """Compute the rates of runs, which are in the order of their starts.
-
-    The first `jobs` runs are the first run of each worker.
-    """
+    """Compute the rates of runs, which are in the order of their starts; the first `jobs` are workers' first runs."""
     first, later = runs[:jobs], runs[jobs:]
     ends_s = sorted(run.ended_s for run in runs)
     between_s = fmean(ends_s[-jobs:]) - fmean(ends_s[:jobs])

@@ -1,7 +1,4 @@
-"""Resolve relative paths in studies and plans.
-
-A path is looked up beside the file that names it, then in the working directory.
-"""
+"""Resolve relative paths in studies and plans, beside the file that names them, then in the working directory."""
 
 from __future__ import annotations
 

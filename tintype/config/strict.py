@@ -46,10 +46,7 @@ class _RefusedError(Exception):
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML loader that stops at the first value beyond the limits of count and depth.
-
-    A hostile file thus fails fast.
-    """
+    """YAML loader that stops at the first value beyond the limits, so that a hostile file fails fast."""
 
     values, depth = 0, 0
 
@@ -87,10 +84,7 @@ for _class in (_Loader, _Dumper):
 
 @dataclass(frozen=True)
 class Override:
-    """One assignment, `a.b=value`.
-
-    In messages, `prefix` precedes the assignment. `then` changes the data after the assignment.
-    """
+    """One assignment, `a.b=value`; `prefix` precedes it in messages, and `then` changes the data after it."""
 
     assignment: str
     prefix: str | None
@@ -134,10 +128,7 @@ class Document:
         return other.data
 
     def override(self, assignment: str, prefix: str | None = None, then: Adapt | None = None) -> None:
-        """Apply the assignment `a.b=value`. The value is parsed as YAML, and `then` changes the data afterwards.
-
-        `prefix` precedes the assignment in messages. By default the assignment counts as a setting given by the user.
-        """
+        """Apply `a.b=value`, parsed as YAML, and then call `then`; `prefix` precedes the assignment in messages."""
         if not self.overrides:
             self._before = copy.deepcopy(self.data)
         override = Override(assignment, prefix, then)
@@ -180,17 +171,11 @@ def read_yaml(text: str, name: str) -> Document:
 
 
 _FULL_WIDTH = re.compile(r"(?:^|[{,])[\s-]*([A-Za-z_][\w.-]*)\s*：")
-"""Matches a key followed by a full-width colon, as Chinese and Japanese keyboards have it.
-
-YAML reads this colon as a letter.
-"""
+"""Matches a key followed by a full-width colon, as on Chinese and Japanese keyboards; YAML reads it as a letter."""
 
 
 def _full_width_colons(text: str, name: str) -> Iterator[str]:
-    """Yield a message for each key with a full-width colon.
-
-    A full-width colon is not an error in itself, since text may contain it.
-    """
+    """Yield a message for each key with a full-width colon, which is no error, since text may contain it."""
     for number, line in enumerate(text.splitlines() if "：" in text else (), 1):
         if found := _FULL_WIDTH.search(line):
             key = f"{found[1]:.40}"
@@ -259,10 +244,7 @@ def parse_assignments(model: type[S], name: str, assignments: Iterable[str]) -> 
 
 
 def parse(model: type[S], document: Document, resolve: Resolve = lambda data: data) -> S:
-    """Return validated settings, or raise a `UserError` with one line for each mistake.
-
-    `resolve` fills in values read from files before the data is validated.
-    """
+    """Return validated settings, or raise with one line per mistake; `resolve` first fills in values from files."""
     if not isinstance(document.data, Mapping):
         found = f"{document.name}: expected keys and values, found {type(document.data).__name__}"
         raise UserError("\n".join([*document.colons, found]))
@@ -407,10 +389,7 @@ _FIRST_KEY = re.compile(r"([\w.-]+)(: )?")
 
 
 def _named_path(problem: ErrorDetails, path: KeyPath, document: Document) -> KeyPath:
-    """Return the path of the wrong key.
-
-    The message of a check over several settings begins with the path of the wrong key, such as `tune: optimizer.lr: …`.
-    """
+    """Return the path of the wrong key; some messages begin with the path, such as `tune: optimizer.lr: …`."""
     words = problem["msg"].removeprefix("Value error, ") if problem["type"] == "value_error" else ""
     while found := _FIRST_KEY.match(words):
         dotted = (int(key) if key.isdigit() else key for key in found[1].split("."))
@@ -445,10 +424,9 @@ def _cause(problem: ErrorDetails, model: type[Settings], document: Document, res
 def _path_in_data(loc: KeyPath, data: object, ends_with_key: bool) -> KeyPath:
     """Remove the union tags from a pydantic path. The user did not write these tags.
 
-    A tag can equal the name of a key. For example, the kind `column` has a key `column`. So the path ends at a key with
-    a plain value. As an exception, a tag follows a value that is only the name of a kind (`teacher: vgg16`). With
-    `ends_with_key`, the path's last element is a key even if the data lacks it. Either the data lacks this key, or
-    pydantic spells the key differently.
+    A tag can equal the name of a key: the kind `column` has a key `column`. So the path ends at a key with a plain
+    value, except one that is only the name of a kind (`teacher: vgg16`). With `ends_with_key`, the last element is a
+    key even if the data lacks it, or pydantic spells it differently.
     """
     path: list[str | int] = []
     for depth, key in enumerate(loc):
@@ -486,10 +464,7 @@ def _classes_at(model: type[Settings], loc: KeyPath) -> list[type[Settings]]:
 
 
 def _other_kinds_with(key: str, model: type[Settings], loc: KeyPath) -> list[str]:
-    """Return the other kinds of a part that have this key.
-
-    The chosen kind is the last element of the path and lacks the key.
-    """
+    """Return the other kinds of a part that have this key; the chosen kind, last in the path, lacks it."""
     kinds = [one for one in _classes_at(model, loc[:-1]) if issubclass(one, Part)]
     if not loc or loc[-1] not in {one.kind_name() for one in kinds}:
         return []
@@ -523,10 +498,7 @@ _MARKS = re.compile(r"""'[^']*'|"[^"]*"|[\[({\])},]""")
 
 
 def assignments_in(options: str) -> list[str]:
-    """Split `key=value,key=[value,value]` into assignments.
-
-    Commas within brackets or quotes do not separate assignments.
-    """
+    """Split `key=value,key=[value,value]` into assignments, but not at commas within brackets or quotes."""
     commas, depth = [], 0
     for mark in _MARKS.finditer(options):
         if mark[0] == "," and depth == 0:

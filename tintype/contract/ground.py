@@ -1,7 +1,4 @@
-"""The tiny plan on which techniques are checked, and how each technique is applied to it.
-
-Every part of the tiny plan is a real part, and a training step takes milliseconds.
-"""
+"""The tiny plan on which techniques are checked. Its parts are real, and a training step takes milliseconds."""
 
 from __future__ import annotations
 
@@ -43,20 +40,14 @@ SPECS: dict[str, str] = {
     "tokenizer": f"tokenizer:to={_SMALL_VAE}",
     "island": "island:norms=bf16,softmax=bf16,rope=bf16,timestep=bf16,modulation=bf16",
 }
-"""Technique options for the check.
-
-Options are needed if the default weights come from a hub, or if the name alone is not enough.
-"""
+"""Technique options for the check, if default weights come from a hub, or if the name alone is not enough."""
 BASELINES: dict[str, tuple[str, ...]] = {
     "fp32": ("precision.compute=bf16",),
     "long-captions": ("captions.column=short",),
     "repa-e": (f"tokenizer={_SMALL_VAE}", "model.patch=1"),
     "resolution-stages": ("data.size_px=32",),
 }
-"""Settings of the tiny plan that some techniques need.
-
-Without them, the technique would change nothing or be refused.
-"""
+"""Settings of the tiny plan without which some techniques would change nothing or be refused."""
 OF_OTHERS = frozenset({"haste", "lpips", "perceptual-dino", "repa-e", "text-encoder", "tokenizer"})
 """Techniques with external weights, which may be missing. Plans with these techniques are made, but not trained."""
 
@@ -66,22 +57,15 @@ def tiny_plan(*assignments: str, techniques: Sequence[str] = ()) -> Plan:
 
 
 def refused_by_the_device(*names: str) -> bool:
-    """Return whether this machine cannot train with one of the techniques.
-
-    Plans with such a technique are refused before the first step.
-    """
+    """Return whether this machine cannot train with a technique; such plans are refused before the first step."""
     return "fp8" in names and not fp8.runs_on(choose_device("auto"))
 
 
 @dataclass(frozen=True)
 class Ground:
-    """Applies techniques to a tiny plan.
-
-    Without `weights`, no steps are trained with techniques that need external weights.
-    """
+    """Applies techniques to a tiny plan; without `weights`, techniques with external weights are not trained."""
 
     folder: Path
-    """Folder for runs."""
     specs: Mapping[str, str] = field(default_factory=lambda: SPECS)
     baselines: Mapping[str, Sequence[str]] = field(default_factory=lambda: BASELINES)
     weights: Mapping[str, Callable[[], object]] | None = None
@@ -92,9 +76,7 @@ class Ground:
         return self.specs.get(name, name)
 
     def baseline_for(self, *names: str) -> Plan:
-        """Return the tiny plan with the settings that the techniques need, except in sections that a technique sets
-        itself.
-        """
+        """Return the tiny plan with settings that the techniques need, except in sections that a technique sets."""
         for name in names:
             (self.weights or {}).get(name, lambda: None)()
         brought = {TECHNIQUES[name].seam for name in names if TECHNIQUES[name].setting is None}
@@ -106,7 +88,6 @@ class Ground:
         return self.plan(*own, *(f"{key}={value}" for key, value in missing.items()))
 
     def with_techniques(self, *names: str) -> Plan:
-        """Return the tiny plan with the techniques applied."""
         baseline, specs = self.baseline_for(*names), {name: self.spec(name) for name in names}
         if "sft" in names:  # its parent has what the others bring
             parent = apply_techniques(baseline, [spec for name, spec in specs.items() if name != "sft"])
@@ -118,10 +99,7 @@ class Ground:
         return not refused_by_the_device(*names) and (self.weights is not None or not OF_OTHERS & set(names))
 
     def trained(self, plan: Plan) -> Path:
-        """Return the folder of a run of the plan.
-
-        The folder stays empty if the plan cannot be trained on this machine.
-        """
+        """Return the folder of a run of the plan; empty if the plan cannot be trained on this machine."""
         folder = self.folder / plan.hash
         runs_here = plan.precision.matmul == "plain" or fp8.runs_on(choose_device("auto"))
         if runs_here and not folder.exists():

@@ -71,9 +71,8 @@ def check_file(
 ) -> Checked:
     """Load a plugin file and check its techniques, samplers and guidances.
 
-    `specs` are the techniques to check, as `name` or `name:key=value`. By default, all parts of the file are checked
-    without options. `assignments` are overrides of the tiny plan for these techniques. `others` are the techniques with
-    which each of them is combined. By default, these are all techniques of tintype and of the file.
+    `specs` are techniques as `name` or `name:key=value`; by default, all parts of the file are checked. `assignments`
+    override the tiny plan. Techniques are combined with `others`, by default all of tintype and of the file.
     """
     (plugin,) = load_files([file])
     parts = {group: list(parts_of(plugin, group)) for group in GROUPS}
@@ -142,7 +141,6 @@ def _title(check: Callable[..., str]) -> str:
 
 
 def _result(plugin: Plugin, name: str, check: Callable[..., str], made: Callable[[], str]) -> Result:
-    """Run a check and return its result."""
     try:
         with _own_errors(plugin):
             return Result(name, _title(check), True, made())
@@ -177,10 +175,7 @@ def _check_pairs(
 
 
 def _works_alone(ground: Ground, name: str) -> bool:
-    """Return whether a technique trains on the tiny plan alone.
-
-    If the technique does not train alone, it is itself the cause of failures in pairs.
-    """
+    """Return whether a technique trains alone on the tiny plan; if not, failures in pairs are its fault."""
     try:
         if ground.can_step(name):
             losses(ground.with_techniques(name), 1)

@@ -18,9 +18,7 @@ SAMPLED = ("samplers", "guidances")
 _CAPTIONS = ("a red ball", "a blue star", "a green ring")
 _STEPS = 4
 _NEAR = 1e-2
-"""Largest accepted difference between latents of a tiny model (standard deviation about 1) in batches of different
-sizes.
-"""
+"""Largest accepted difference of a tiny model's latents (deviation about 1) between batches of different sizes."""
 
 
 def check_samples(ground: Ground, group: str, name: str) -> str:
@@ -46,10 +44,7 @@ def check_samples(ground: Ground, group: str, name: str) -> str:
 
 
 def _model(ground: Ground, settings: SamplerSettings) -> Model:
-    """Return a tiny model in which every weight affects the output.
-
-    If the guidance needs a guide, the model is its own guide.
-    """
+    """Return a tiny model in which every weight affects the output; if need be, the model is its own guide."""
     model = build_model(ground.plan())
     generator = torch.Generator().manual_seed(0)
     for parameter in model.modules.parameters():

@@ -157,10 +157,9 @@ WITHOUT_STEPS = (check_seams, check_round_trip, check_off, check_needs)
 
 
 def check_pair(ground: Ground, first: str, second: str) -> bool:
-    """Train a step with two techniques, and return whether they can be combined.
+    """Train a step with two techniques, and return whether they can be combined; if not, the error must name both.
 
-    If two techniques cannot be combined, the error must name both of them. If one technique cannot be trained on this
-    machine, only the plan is made.
+    If one technique cannot be trained on this machine, only the plan is made.
     """
     try:
         plan = ground.with_techniques(first, second)
@@ -181,7 +180,6 @@ def check_pair(ground: Ground, first: str, second: str) -> bool:
 
 
 def losses(plan: Plan, steps: int = 2) -> list[float]:
-    """Return the losses of the first steps."""
     parts, state = begun(plan)
     return [float(update(parts, state, Clock(parts.device)).losses["loss"]) for _ in range(steps)]
 

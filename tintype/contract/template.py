@@ -1,7 +1,4 @@
-"""The file that `tintype new technique` writes.
-
-The file has a working technique, a loss term, and a test of the contract.
-"""
+"""The file that `tintype new technique` writes: a working technique, a loss term, and a test of the contract."""
 
 from __future__ import annotations
 
@@ -104,7 +101,6 @@ def test_contract() -> None:
 
 
 def write_technique(name: str, out: Path | None = None) -> Path:
-    """Write the file of a new technique, and return its path."""
     if not _NAME.fullmatch(name):
         raise UserError(
             f"technique {name} has invalid characters", "write lower-case words joined by -, such as my-idea"

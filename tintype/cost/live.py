@@ -1,7 +1,6 @@
 """Count the peak memory of a computation on networks without values (torch's meta device).
 
-Tensors are allocated and freed as on a GPU. Autograd keeps the tensors that the backward pass needs, and a tensor
-counts until it is freed. Parameters and inputs that existed before the computation do not count.
+As on a GPU, tensors count until they are freed; autograd keeps some for backward. Older tensors do not count.
 """
 
 from __future__ import annotations
@@ -20,20 +19,16 @@ from tintype.pretrained.packages import Untyped
 
 META = torch.device("meta")
 WORKSPACE = 2
-"""Size of cuDNN's workspace, relative to a convolution's input and output. cuDNN copies both to its own memory layouts.
+"""cuDNN's workspace relative to a convolution's input and output, measured for VGG16 with TF32 on an H200.
 
-The factor was measured for VGG16 with TF32 products on an H200. The workspace is the largest part of the peak memory of
-a convolutional teacher.
+The workspace is the largest part of the peak memory of a convolutional teacher.
 """
 _PRODUCTS = (nn.functional.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, nn.functional.conv2d)
 """Operations that autocast computes in bf16."""
 
 
 def peak_bytes(work: Callable[[], object], bf16: bool = False) -> int:
-    """Return the largest total size of new tensors at any time. With `bf16`, products are in bf16, as with autocast.
-
-    The result of `work` counts while `work` runs.
-    """
+    """Return the largest total size of new tensors at any time; with `bf16`, products are in bf16, as with autocast."""
     counter = _Live()
     with counter, _Kernels(bf16):
         work()
@@ -41,10 +36,9 @@ def peak_bytes(work: Callable[[], object], bf16: bool = False) -> int:
 
 
 def peak_per_image(work: Callable[[int], object], bf16: bool = False) -> int:
-    """Return the peak bytes of `work` per image. `work` is called with a number of images.
+    """Return the peak bytes of `work` per image, as the difference between two numbers of images.
 
-    The result is the difference between the peaks for two numbers of images. Tensors whose size does not depend on the
-    number of images cancel out, for example gradients of weights.
+    Tensors whose size does not depend on the number of images cancel out, such as gradients of weights.
     """
     with _Kernels(bf16):
         work(1)  # the first pass allocates the gradients of weights, which stay allocated
@@ -85,10 +79,7 @@ class _Live(TorchDispatchMode):
 
 
 class _Kernels(TorchFunctionMode):
-    """Uses as much memory as GPU kernels.
-
-    Attention does not store the matrix of all pairs, and products use autocast's dtypes.
-    """
+    """Uses as much memory as GPU kernels, with autocast's dtypes, and without attention's matrix of all pairs."""
 
     def __init__(self, bf16: bool) -> None:
         super().__init__()
@@ -121,9 +112,7 @@ def _narrow(value: Any) -> Any:
 
 
 class _Attention(torch.autograd.Function):
-    """Attention that computes nothing, and keeps queries, keys, values and result for backward, as flash attention
-    does.
-    """
+    """Attention that computes nothing, but keeps queries, keys, values and result, as flash attention does."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

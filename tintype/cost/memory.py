@@ -1,10 +1,8 @@
-"""Estimate a run's peak memory without measurements.
-
-The estimate has all memory of the run's process on one GPU, by part.
+"""Estimate a run's peak memory on one GPU, by part, without measurements.
 
 Memory in `held` is allocated during the whole run, for weights, optimizer, images and graphs. The other tasks run one
-after the other (an encoder, the denoiser forward and backward, the sampler), so only the largest task counts.
-Activations are counted on the networks themselves, without values (`live`), or by a formula for tintype's own kernels.
+after the other, so only the largest counts. Activations are counted on the networks themselves, without values
+(`live`), or by a formula for tintype's own kernels.
 
 B: images at a time. L: image tokens. S: text tokens. D: width of the denoiser.
 """
@@ -80,39 +78,24 @@ from tintype.vision.teacher_cache import CACHED_TEACHER_BATCH
 HOST_BYTES = 5 << 30
 """Host memory that Python, torch and the CUDA libraries need in a process on a machine with a GPU."""
 SLACK = 1.25
-"""Bytes that torch's allocator reserves per byte of temporary memory. The allocator rounds sizes up and leaves gaps.
-
-With this factor, the estimate was 1.02 to 1.3 times the reserved peak that was measured for twelve plans on an H200.
-"""
+"""Bytes reserved per byte of temporary memory; twelve estimates are 1.02 to 1.3 times the peak on an H200."""
 _TEXT_SIZES = 2
-"""Assumed number of the denoiser's CUDA graphs.
-
-This assumption is used if the rounded numbers of text tokens per batch are unknown.
-"""
+"""Assumed number of the denoiser's CUDA graphs if the rounded numbers of text tokens per batch are unknown."""
 _SAMPLED_CAPTIONS = 512
 """Number of captions whose lengths are read to estimate the rounded numbers of text tokens per batch."""
 _DEVIATIONS = 3
-"""A batch's number of text tokens is assumed to be within this many standard deviations of the mean.
+"""A batch's text tokens are assumed to be within this many standard deviations of the mean, as in 399 of 400.
 
-One batch in 400 has a number of tokens outside of this range. If a batch's rounded number of text tokens is new, its
-pass runs without a graph. The run then needs additional memory for this pass.
+A batch with a new rounded number of tokens runs without a graph, and needs additional memory.
 """
 _PRODUCTS_COPIES = 6
 """Number of fp32 copies of the weights in a step of an optimizer that orthogonalises with matrix products."""
 EXACT = frozenset({"weights", "gradients", "optimizer", "averages", "copies", "frozen networks", "images on the GPU"})
-"""Parts that exist from the first step to the last.
-
-`SLACK` does not apply to these parts, since their bytes are exact.
-"""
+"""Parts that exist from the first step to the last; their bytes are exact, so `SLACK` does not apply."""
 _LATENT_TENSORS = 10
-"""Number of fp32 tensors of the latents' size in a step, such as x, noise, x_t, prediction, velocity, target, error and
-gradients.
-"""
+"""Number of fp32 tensors of the latents' size in a step, such as x, noise, x_t, prediction and gradients."""
 _OUTSIDE, _ROUTED = 8, 4
-"""Numbers of bf16 vectors of the denoiser's width per image token.
-
-The first is outside of the blocks, the second is added by a route.
-"""
+"""Numbers of bf16 vectors of the denoiser's width per image token, outside of the blocks, and for a route."""
 
 
 @dataclass(frozen=True)
@@ -156,8 +139,7 @@ def reserved(parts: Mapping[str, int]) -> int:
 def peak_of(plan: Plan, protocol: Protocol | None = None, along: Protocol | None = None, gpus: int = 1) -> Peak:
     """Estimate the peak memory of a run and of its scoring, on each of `gpus` GPUs. No weights are read.
 
-    `along` is the protocol of the scores during training. The estimate is an upper bound, since it assumes captions of
-    text.max_tokens tokens, and kernels that keep as much memory as plain torch operations.
+    The upper bound assumes captions of text.max_tokens tokens, and kernels that keep as much as plain torch.
     """
     try:
         found = _Run(plan, gpus)
@@ -267,9 +249,7 @@ class _Run:
         return min(last, FEW_SIZES) - max(first, 1) + 1
 
     def _denoiser_bytes(self, step: int) -> int:
-        """Return the bytes per training image that the denoiser needs during the backward pass, including kept
-        activations.
-        """
+        """Return the bytes per training image that the denoiser needs during backward, with kept activations."""
         plan = self.plan
         if self.fused:
             return _fused_bytes(plan, step)
@@ -328,7 +308,6 @@ class _Run:
         return 0
 
     def _teacher_bytes(self, loss: LossPart, step: int, images: int) -> int:
-        """Return the activation bytes of a loss's teacher."""
         teacher = getattr(loss, "teacher", None)
         if not isinstance(teacher, TeacherPart):
             return 0
@@ -427,9 +406,7 @@ class _Run:
         held: dict[str, int],
         work: dict[str, int],
     ) -> None:
-        """Add the memory for training the autoencoder's weights, and for its step through the denoiser up to the
-        aligned block.
-        """
+        """Add the memory to train the autoencoder's weights, and for its step up to the aligned block."""
         if autoencoder is None:
             return
         plan, size_px = self.plan, self.plan.size_px_at(step)
@@ -463,10 +440,7 @@ class _Run:
     # Scoring
 
     def scoring(self, protocol: Protocol) -> dict[str, int]:
-        """Return the bytes by part at the peak of an evaluation.
-
-        The sampled weights, the frozen networks and the encoders stay in memory.
-        """
+        """Return the bytes at the peak of an evaluation; the sampled weights and all networks stay in memory."""
         plan, step = self.plan, self.plan.train.steps - 1
         sampled = {name: one for name, one in self.counted.networks.named.items() if not name.startswith("losses_")}
         weights = sum(one.numel() * one.element_size() for one in sampled.values())
@@ -556,11 +530,7 @@ def _block_bytes(plan: Plan, tokens: int) -> int:
 
 
 def _fused_bytes(plan: Plan, step: int) -> int:
-    """Return the activation bytes of an image with tintype's kernels.
-
-    The activations consist of the tensors that the blocks keep, the gradients of one block's tensors, and a few vectors
-    of the denoiser's width outside of the blocks.
-    """
+    """Return the activation bytes of an image: tensors that blocks keep, one block's gradients, and some vectors."""
     tokens = prod(grid_at(plan, step))
     outside = 2 * plan.model.width * tokens * (_OUTSIDE + (_ROUTED if plan.route else 0))
     return activation_bytes(plan, 1, step) + _block_bytes(plan, tokens) + outside
@@ -638,10 +608,7 @@ def _lpips_bytes(net: Net, side_px: int) -> int:
 
 @cache
 def _dino_pair_bytes(source: str, side_px: int) -> int:
-    """Return the activation bytes of an image and its prediction in DINO, in fp32.
-
-    Only the prediction has gradients.
-    """
+    """Return the fp32 activation bytes in DINO of an image, and of its prediction with gradients."""
     network = PUBLISHED[source].build()
 
     def compare(images: int) -> None:

@@ -1,8 +1,7 @@
 """Estimate the cost of a plan before it is trained, as parameters, operations, memory, and time on GPUs.
 
-Parameters, operations, and the bytes of weights, gradients, optimizer and averages are counted exactly. For these
-counts, the networks are built without values (torch's meta device). Activations and time are estimated as described in
-`activation_bytes` and `Speed`.
+Parameters, operations, and the bytes of weights, gradients, optimizer and averages are counted exactly, on networks
+without values (torch's meta device). Activations and time are estimated (`activation_bytes`, `Speed`).
 
 B: samples. L: image tokens. S: text tokens. D: width of the denoiser.
 """
@@ -141,9 +140,8 @@ class Phase:
 class Memory:
     """Bytes on one GPU. All parts except `copies` and `activations` are exact.
 
-    The sum is an estimate of the peak. The sum can be too high, since activations are freed while gradients are
-    allocated. The sum can be too low, since it does not include images, noise and the prediction, which are large in
-    pixel space.
+    The sum can be above the peak, since activations are freed while gradients are allocated. The sum can be below,
+    since images, noise and prediction are missing, which are large in pixel space.
     """
 
     weights: int
@@ -153,10 +151,7 @@ class Memory:
     towers: int
     """Weights of frozen networks."""
     copies: int
-    """Estimated bytes of the bf16 copies of the blocks' matrices.
-
-    Matrix products read these copies, not the fp32 weights.
-    """
+    """Estimated bytes of the bf16 copies of the blocks' matrices, which matrix products read."""
     activations: int
     """Bytes of activations, as estimated by `activation_bytes`."""
 
@@ -528,8 +523,7 @@ class Counted:
     def _loss_flops(self, loss: LossPart, network: Untyped, step: int) -> float:
         """Return the operations of a loss's frozen network.
 
-        A perceptual network reads two images, one of them with a gradient. A cached teacher is not counted, since it
-        runs only once per image.
+        A perceptual network reads two images, one with a gradient. A cached teacher runs only once per image: 0.
         """
         if isinstance(loss, LpipsLossSettings):
             side_px = min(self.plan.size_px_at(step), loss.largest_px)
@@ -593,10 +587,7 @@ def _edges(plan: Plan) -> list[int]:
 
 
 def known_network(missing: list[str], name: str, source: str, outline: Callable[[], T | None]) -> T | None:
-    """Return a frozen network without its weights.
-
-    If the network's sizes are unknown, record the network in `missing`.
-    """
+    """Return a frozen network without its weights; if its sizes are unknown, record the network in `missing`."""
     try:
         found = outline()
     except UserError as error:
@@ -608,9 +599,7 @@ def known_network(missing: list[str], name: str, source: str, outline: Callable[
 
 
 def denoiser_flops(counted: Counted, step: int, alone: bool = False) -> float:
-    """Count the operations of one image, forward and backward, through all trained modules; with `alone`, only through
-    the denoiser.
-    """
+    """Count the operations of one image, forward and backward, in all trained modules or the denoiser `alone`."""
     plan, networks = counted.plan, counted.networks
     rows, columns = grid_at(plan, step)
     x_t_BCHW = latent_input(plan, step)
@@ -649,7 +638,6 @@ def denoiser_flops(counted: Counted, step: int, alone: bool = False) -> float:
 
 
 def latent_input(plan: Plan, step: int, images: int = 1) -> Tensor:
-    """Return latents without values for a number of images."""
     sides = (side * plan.model.patch for side in grid_at(plan, step))
     return torch.empty(images, plan.tokenizer.compression.channels, *sides, device=META)
 
@@ -680,17 +668,13 @@ def text_input(plan: Plan, networks: Networks, given: bool, images: int = 1) -> 
 
 
 def route_at(plan: Plan, router: Router, tokens: int, step: int, images: int = 1) -> Route | None:
-    """Return the route of the tokens at a step."""
     if plan.route is None or not plan.route.sparse_blocks(step):
         return router.whole()
     return router.sparse(torch.zeros(images, plan.route.kept(tokens), dtype=torch.long, device=META))
 
 
 def flops_of(work: Callable[[], object]) -> float:
-    """Count the operations of matrix products and convolutions.
-
-    A multiplication with its addition counts as two operations.
-    """
+    """Count the operations of matrix products and convolutions; a multiplication with its addition counts as two."""
     counter = FlopCounterMode(display=False)
     with counter:
         work()
@@ -708,8 +692,7 @@ _WARM_UP_STEPS, _TIMED_STEPS = 3, 5
 def measured_speed(plan: Plan, device: torch.device, images: int) -> Speed:
     """Measure the operations per second in steps of the denoiser and its optimizer, with random latents and texts.
 
-    No weights are loaded, and frozen networks are assumed to run at the same speed. If a micro-batch does not fit into
-    memory, a half or a smaller fraction of it is measured.
+    Frozen networks are assumed to be as fast. A fraction of a micro-batch is measured if it does not fit.
     """
     counted = Counted(plan)
     while True:

@@ -45,7 +45,6 @@ class Metric:
 
     name: str
     direction: Direction
-    """Which values are better."""
     kind: Kind = "raw"
     primary: bool = False
     guessed: bool = False
@@ -78,10 +77,7 @@ def is_bookkeeping(name: str) -> bool:
 
 
 def _split(name: str) -> list[str]:
-    """Return the lower-case words of a name.
-
-    For example, `val/CLIPScore`, `throughput(tps)` and `valLoss` each have two.
-    """
+    """Return the lower-case words of a name; `val/CLIPScore`, `throughput(tps)` and `valLoss` have two each."""
     apart = re.sub(r"(?<=[a-z])(?=[A-Z][a-z]+\b)", "_", name)
     return [word for word in re.split(r"[^a-z0-9]+", apart.lower()) if word]
 
@@ -103,10 +99,7 @@ def parse_metric(text: str) -> tuple[str, Direction | None, Kind | None]:
 
 
 def metric_of(name: str, direction: Direction | None, kind: Kind | None, primary: bool) -> Metric | None:
-    """Return a declared metric.
-
-    Missing properties are guessed from the metric's name. Return None if the better direction is unknown.
-    """
+    """Return a declared metric, with properties guessed from its name; None if the direction is unknown."""
     known = guess(name)
     if direction is None and known is None:
         return None

@@ -19,10 +19,7 @@ from tintype.runtime.files import write_json, write_text
 from tintype.study.stats.estimate import CONFIDENCE
 
 PAGE, VERDICTS, TABLE = "report.html", "verdicts.json", "verdicts.csv"
-"""Files of a report.
-
-The name results.json is avoided, since other commands read the results of a study from such a file.
-"""
+"""Files of a report; not results.json, from which other commands read the results of a study."""
 
 
 def document(found: Judgement) -> dict[str, Any]:
@@ -70,7 +67,6 @@ class Column:
     rows: Sequence[Row]
 
     def difference(self, row: Row) -> str:
-        """Return a difference and its interval as text."""
         sizes = [abs(one.difference) for one in self.rows if one.difference and math.isfinite(one.difference)]
         decimals = numerals.decimals_within(row.low, row.high, numerals.decimals_showing(min(sizes, default=1.0)))
         ends = numerals.interval(row.low, row.high, decimals)

@@ -1,7 +1,4 @@
-"""Read a table of runs (CSV, TSV or JSON lines) into values by arm, seed and metric. The table has one row per run.
-
-A value that is not finite means that the run diverged. An empty value means that the run has no result.
-"""
+"""Read a table of runs (CSV, TSV or JSON lines), one run per row, into values by arm, seed and metric."""
 
 from __future__ import annotations
 
@@ -120,10 +117,7 @@ def _json_rows(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, object
 def runs_of(
     table: Table, metrics: Sequence[str], primary: Sequence[str], arm_column: str = "arm", seed_column: str = "seed"
 ) -> Runs:
-    """Return the runs of a table.
-
-    `metrics` has the notation of the command line. If `metrics` is empty, all numeric columns are metrics.
-    """
+    """Return the runs of a table; `metrics` are as on the command line, by default all numeric columns."""
     _check_columns(table, {"arm-column": arm_column, "seed-column": seed_column})
     own = (arm_column, seed_column)
     chosen, left_out = _choose(table, metrics, primary, own)
@@ -215,10 +209,9 @@ def _number(table: Table, line: int, name: str, cell: object) -> float | None:
 
 
 def checked(metric: Metric, values: Values, where: str) -> Metric:
-    """Return a metric that fits its values.
+    """Return a metric that fits its values; a share outside of [0, 1] is raw if guessed, and an error if declared.
 
-    If a guessed share has values outside of [0, 1], its values are compared raw. Raise for a declared share with values
-    outside of [0, 1]. Raise also if runs have two different units, such as 52.3 and 0.523.
+    Raise also if runs have two different units, such as 52.3 and 0.523.
     """
     known = [
         (value, arm)

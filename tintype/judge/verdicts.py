@@ -49,8 +49,7 @@ _SCALES: Mapping[Kind, Literal["raw", "log", "logit"]] = {
 class Row:
     """The comparison of one arm with the baseline on one metric.
 
-    Differences are arm minus baseline, in the metric's unit. Means are NaN if no run has a value. Means on a
-    logarithmic scale are geometric.
+    Differences are arm minus baseline, in the metric's unit. Means are NaN without values; of logarithms, geometric.
     """
 
     arm: str
@@ -67,14 +66,9 @@ class Row:
     margin: float | None = None
     """Differences up to this size count as *same*."""
     corrected: float | None = None
-    """The difference after a correction for selection.
-
-    Only the verdicts better and worse have a corrected difference.
-    """
+    """The difference after a correction for selection; None except for the verdicts better and worse."""
     seeds_needed: int | None = None
-    """Number of seeds per arm at which the comparison would be decided, with the same means and spreads; None if it is
-    decided.
-    """
+    """Number of seeds per arm that would decide, with the same means and spreads; None if it is decided."""
     detectable: float | None = None
     """The smallest true difference that this number of seeds finds with a power of 80%."""
     seeds: int = 0
@@ -85,7 +79,6 @@ class Row:
     """Seeds of the arm's collapsed runs. The numbers do not include these runs."""
     baseline_collapsed: tuple[str, ...] = ()
     scale: str = "raw"
-    """Scale of comparison."""
     offsets: tuple[float, ...] = ()
     """The differences from the baseline's mean of all runs of the arm that did not collapse."""
     collapsed_offsets: tuple[float, ...] = ()
@@ -139,9 +132,7 @@ class Judgement:
         return all(len(by_seed) == 1 for by_seed in self.runs.values.values())
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return one dictionary for each arm and metric, in a form that `pandas.DataFrame` and `polars.DataFrame`
-        take.
-        """
+        """Return one dictionary for each arm and metric, as `pandas.DataFrame` and `polars.DataFrame` take it."""
         better = {metric.name: metric for metric in self.metrics}
         return [
             {"arm": row.arm, "metric": row.metric, "better": better[row.metric].direction}
@@ -200,10 +191,7 @@ class Judgement:
         return f"Verdicts from {words} seeds are a sketch: replicate them before you build on them." if few else ""
 
     def _within(self) -> str:
-        """List the arms with a significant difference within the margin.
-
-        The default margin may be too wide for their metric.
-        """
+        """List the arms with a significant difference within the margin, whose default may be too wide."""
         rows = [row for row in self.verdicts if row.verdict == "same" and row.low is not None and row.high is not None]
         said = [f"{row.arm} in {row.metric}" for row in rows if row.low and row.high and row.low * row.high > 0]
         words = (
@@ -261,7 +249,6 @@ class Judgement:
 
 
 def difference_words(row: Row) -> str:
-    """Return a difference and its interval as text."""
     interval = "" if row.low is None or row.high is None else f" [{row.low:+.3g}, {row.high:+.3g}]"
     return _number(row.difference, "+.3g") + interval
 
@@ -315,10 +302,7 @@ def judge_runs(runs: Runs, baseline: str, margin: Effect, source: str = "") -> J
 
 
 def _seed_numbers(values: Values) -> dict[str, int]:
-    """Return a number for each seed label.
-
-    If some labels are not whole numbers, all labels get a running number, equal in all arms.
-    """
+    """Return a number for each seed label: its own if all labels are whole numbers, else a running number."""
     labels = dict.fromkeys(seed for by_seed in values.values() for seed in by_seed)
     whole = all(label.removeprefix("-").isdecimal() for label in labels)
     return {label: int(label) if whole else place for place, label in enumerate(labels)}
@@ -430,10 +414,7 @@ def _verdict(found: Estimate, reach: float, metric: Metric, rounding: float) -> 
 def _lost(
     sets: Mapping[str, Mapping[str, Mapping[str, float | None]]], metric: str
 ) -> tuple[str, Literal["diverged", "incomplete"] | None]:
-    """Return a text on how many runs have no finite value, and the most serious reason.
-
-    The keys of `sets` name the groups of runs.
-    """
+    """Return how many runs have no finite value, by the groups in `sets`, and the most serious reason."""
     said, reasons = list[str](), set[str]()
     for name, by_seed in sets.items():
         values = [of.get(metric) for of in by_seed.values()]

@@ -1,7 +1,6 @@
-"""Forest plots as SVG, which show differences from the baseline.
+"""Forest plots as SVG: each arm is a row with its interval, runs and detectable effect. Better is on the right.
 
-Each arm is a row with its interval, runs and detectable effect. Better values are on the right. Information is never
-shown by colour alone, since a word, a shape or a label repeats it.
+Information is never shown by colour alone, since a word, a shape or a label repeats it.
 """
 
 from __future__ import annotations
@@ -57,8 +56,7 @@ class Effect:
 def effect_scale(metric: Measured, effects: Collection[Effect]) -> Scale:
     """Return one scale for all effects on a metric. Better values are on the right.
 
-    The scale covers zero, the means and the seeds. Intervals and bands extend the scale on each side by at most the
-    same length. Intervals and bands do not extend the scale beyond differences that the metric's range allows.
+    The scale covers means and seeds; intervals extend both sides at most equally, within possible differences.
     """
     shown = [value for one in effects for value in (one.difference, *one.runs, *one.collapsed)]
     data = [value for value in shown if math.isfinite(value)]

@@ -22,10 +22,7 @@ class Remark(Protocol):
 
 
 def marked(text: str, remarks: Sequence[Remark]) -> Markup:
-    """Return a text with marks.
-
-    Remarks outside of the text, and remarks that overlap an earlier remark, are left out.
-    """
+    """Return a text with marks, without remarks that overlap an earlier remark or are outside of the text."""
     return Markup("").join(_pieces(text, remarks))
 
 

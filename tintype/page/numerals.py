@@ -42,10 +42,7 @@ def significant(value: float | None, digits: int = 3) -> str:
 
 
 def percent(ratio: float | None, *, whole: bool = False) -> str:
-    """Format a signed percentage with a suitable number of digits. With `whole`, a trailing `.0` is dropped.
-
-    A ratio beyond ±10 is written as `> +1,000 %` or `< −1,000 %`.
-    """
+    """Format a signed percentage, as a `whole` number if possible; beyond ±10, as `> +1,000 %` or `< −1,000 %`."""
     if ratio is None or not math.isfinite(ratio):
         return UNKNOWN
     if abs(ratio) > _LARGEST_RATIO:
@@ -75,10 +72,7 @@ def _end(value: float, decimals: int) -> str:
 
 
 def decimals_within(low: float | None, high: float | None, otherwise: int) -> int:
-    """Return the number of decimals for an interval, which shows two digits of half of its width.
-
-    Without an interval, return `otherwise`.
-    """
+    """Return the decimals that show two digits of half of an interval's width; without one, `otherwise`."""
     if low is None or high is None or not math.isfinite(high - low) or high <= low:
         return otherwise
     return decimals_showing((high - low) / 2)

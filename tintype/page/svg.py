@@ -19,10 +19,9 @@ CHARACTER_PX = 6.3
 
 
 def tag(name: str, *children: str, **attributes: str | float | None) -> Markup:
-    """Return an SVG element.
+    """Return an SVG element; children that are not Markup are escaped.
 
-    Children that are not Markup are escaped. The argument `class_` is the attribute class, and `text_anchor` is
-    text-anchor.
+    The argument `class_` is the attribute class, and `text_anchor` is text-anchor.
     """
     written = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{_value(value)}"'
@@ -37,10 +36,7 @@ def join(parts: Iterable[str]) -> Markup:
 
 
 def _value(value: str | float) -> str:
-    """Return an escaped attribute value.
-
-    For speed, the value is a plain string, since charts have thousands of elements.
-    """
+    """Return an escaped attribute value as a plain string, for speed: charts have thousands of elements."""
     return escape(value) if isinstance(value, str) else f"{value:.1f}".removesuffix(".0")
 
 
@@ -87,10 +83,7 @@ class Scale:
 
 
 def padded(values: Iterable[float], share: float = 0.06, possible: Range = (None, None)) -> tuple[float, float]:
-    """Return the range of the values with a margin at both ends. The range is never empty.
-
-    The margin does not extend beyond the bounds in `possible`. Values outside of these bounds are still in the range.
-    """
+    """Return the range of the values, never empty, with margins that end at the `possible` bounds."""
     finite = [value for value in values if math.isfinite(value)] or [0.0, 1.0]
     low, high = min(finite), max(finite)
     air = (high - low) * share or abs(low) * share or 1.0
@@ -110,10 +103,7 @@ def linear_ticks(low: float, high: float, about: int) -> list[float]:
 
 
 def log_ticks(low: float, high: float, about: int) -> list[float]:
-    """Return powers of ten.
-
-    If these are too few, also return 3 times each power, or 2 and 5 times each, or else linear ticks.
-    """
+    """Return powers of ten; if too few, also 3 times each power, or 2 and 5 times each, or else linear ticks."""
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for factors in ((1,), (1, 3), (1, 2, 5)):
         ticks = [factor * 10.0**exponent for exponent in exponents for factor in factors]
@@ -159,10 +149,7 @@ def written(points: Sequence[Point]) -> str:
 
 
 def kept_apart(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Return positions near the wanted positions.
-
-    The order of the positions is the same, and they are at least `gap` apart if there is room.
-    """
+    """Return positions near the wanted ones, in the same order, and at least `gap` apart if there is room."""
     gap = min(gap, (high - low) / max(1, len(wanted) - 1))
     order = sorted(range(len(wanted)), key=lambda index: wanted[index])
     placed = [min(max(position, low), high) for position in wanted]

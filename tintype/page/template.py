@@ -24,12 +24,10 @@ _FILTERS = ("count", "duration", "fixed", "percent", "probability", "share", "si
 def template(
     package: str, name: str, *, finalize: Callable[[object], object] | None = None, **filters: Callable[..., object]
 ) -> Template:
-    """Return a template of a package.
+    """Return a template of a package, which escapes everything and has the filter `style` and number filters.
 
-    It escapes everything. In addition to its own filters, it has `style` and number filters. Every value passes through
-    `finalize`, which is `shown` by default. tintype's own markup also passes through `finalize`, since it contains
-    texts from other sources. A template can import other templates by their paths in tintype, such as
-    `study/report/parts.html.j2`.
+    Every value passes through `finalize` (by default `shown`), even tintype's own markup, which contains other texts. A
+    template can import other templates by their paths in tintype, such as `study/report/parts.html.j2`.
     """
     environment = Environment(
         autoescape=True,
@@ -53,20 +51,14 @@ def shown(value: object) -> object:
 
 @cache
 def inline_script(*places: str) -> tuple[Markup, Markup]:
-    """Join scripts of the package into one.
-
-    Return it with the hash by which a content security policy allows only this script.
-    """
+    """Join scripts of the package; a content security policy with the returned hash allows only this script."""
     content = "\n".join(files("tintype").joinpath(place).read_text(encoding="utf-8") for place in places)
     digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode("ascii")
     return Markup(content), Markup(f"'sha256-{digest}'")
 
 
 def image_uri(image: Image.Image, largest_px: int, form: str = "png", **options: object) -> str:
-    """Shrink an image if it is larger than `largest_px`, and return it as a data URI.
-
-    The image is encoded from its pixels, so no other content of its file gets into the page.
-    """
+    """Return an image of at most `largest_px` as a data URI; new encoding drops other content of its file."""
     image.thumbnail((largest_px, largest_px))
     content = io.BytesIO()
     image.save(content, form, **options)

@@ -1,7 +1,6 @@
 """Load plugins from files that the user names, and from entry points of installed packages.
 
-A file is read once, so the hashed content is the executed content. Packages are only loaded when someone requests a
-part that is not built in. So commands without such parts do not wait for packages.
+A file is read once: the hashed content is executed. Packages are loaded only for parts that are not built in.
 """
 
 from __future__ import annotations
@@ -47,10 +46,7 @@ def load_files(paths: Sequence[Path]) -> list[Plugin]:
 
 
 def load_environment() -> None:
-    """Load the files that the environment variable names.
-
-    If a name is followed by a hash, the file must match the hash.
-    """
+    """Load the files that the environment variable names; a hash after a name must match the file."""
     there = {plugin.place for plugin in _files.values()}
     for name in os.environ.get(VARIABLE, "").split(os.pathsep):
         path, _, pin = name.rpartition("#") if _PINNED.search(name) else (name, "", "")
@@ -95,10 +91,7 @@ def added(group: str) -> dict[str, Added]:
 
 
 def _load_entries(group: str) -> None:
-    """Load the entry points of a group.
-
-    If one entry point fails, drop all of them. The next call then raises the same error.
-    """
+    """Load the entry points of a group; if one fails, drop all, so that the next call raises the same error."""
     before = dict(registry.known(group))
     _searched.add(group)  # before they are loaded: a package may read the table that it adds to
     try:
@@ -122,10 +115,7 @@ def parts_of(plugin: Plugin, group: str) -> dict[str, Any]:
 
 
 def _name_in_environment(without: str = "") -> None:
-    """Set the environment variable to the absolute path and the hash of each loaded file.
-
-    Other names in the variable are kept at the end.
-    """
+    """Set the environment variable to the paths and hashes of the loaded files; keep other names at the end."""
     ours = {plugin.place: f"{plugin.place}#{plugin.sha256}" for plugin in _files.values()}
     named = [name for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name]
     others = [name for name in named if str(Path(_PINNED.sub("", name)).resolve()) not in (*ours, without)]
@@ -174,7 +164,6 @@ def _load_file(path: Path) -> Plugin:
 
 
 def _execute(content: bytes, name: str, path: Path, place: str) -> ModuleType:
-    """Execute the content of a file as a module."""
     module = ModuleType(name)
     module.__file__ = place
     sys.modules[name] = module  # pydantic looks up the names of annotations there
@@ -235,10 +224,7 @@ def _load_entry(entry: EntryPoint, group: str) -> None:
 
 
 def _package_of(entry: EntryPoint) -> Plugin:
-    """Return the plugin of a package.
-
-    The plugin's hash covers the sources of all top-level modules that its entry points use.
-    """
+    """Return the plugin of a package; its hash covers all top-level modules that its entry points use."""
     package = entry.dist
     name, version = (package.name, package.version) if package else (entry.module.partition(".")[0], "unknown")
     if name not in _packages:

@@ -21,10 +21,7 @@ Record = dict[str, dict[str, str]]
 
 
 def record_of(parts: Iterable[tuple[str, str]]) -> Record:
-    """Return the plugin record of a run or study that uses these (group, name) parts.
-
-    The record contains every file that the user named, and every package that provides one of the parts.
-    """
+    """Return the plugin record for these (group, name) parts: the files, and the packages that provide them."""
     others = [(group, name) for group, name in parts if not is_built_in(group, name)]
     used = [one.plugin for group, name in others if (one := added(group).get(name)) is not None]
     files = [plugin for plugin in loaded().values() if plugin.is_file]

@@ -1,7 +1,6 @@
-"""The parts that plugins have added, by group and name.
+"""The parts that plugins have added, by group and name. Used names and wrong classes are refused.
 
-Modules declare their built-in parts (`declare`), and a plugin adds a part to a group (`add`). The order of these calls
-does not matter. A part is refused if its name is already in use or its class is wrong.
+Modules declare their built-in parts (`declare`), and plugins add parts (`add`), in any order.
 """
 
 from __future__ import annotations
@@ -52,8 +51,6 @@ class Plugin:
 
 @dataclass(frozen=True)
 class Added:
-    """A part that a plugin added."""
-
     part: Any
     plugin: Plugin
 
@@ -82,7 +79,6 @@ def declare(group: str, names: Iterable[str], base: type | None) -> None:
 
 
 def add(group: str, name: str, part: Any, plugin: Plugin) -> None:
-    """Add a plugin's part to a group."""
     one = Added(part, plugin)
     _check(group, name, one)
     there = _groups[group].added.get(name)
@@ -97,7 +93,6 @@ def add(group: str, name: str, part: Any, plugin: Plugin) -> None:
 
 
 def remove(plugin: Plugin) -> None:
-    """Remove all parts of a plugin."""
     for mine in _groups.values():
         mine.added = {name: one for name, one in mine.added.items() if one.plugin != plugin}
 

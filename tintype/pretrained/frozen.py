@@ -24,10 +24,7 @@ Compute = Literal[Arithmetic, "bf16"]
 
 @contextmanager
 def frozen_arithmetic(device: torch.device, arithmetic: Compute = "fp32") -> Iterator[None]:
-    """Disable gradients and autocast, and also TF32 unless it is requested.
-
-    Features must not depend on the training's settings.
-    """
+    """Disable gradients, autocast and, unless requested, TF32: features must not depend on training's settings."""
     before = torch.get_float32_matmul_precision()
     fast = arithmetic == "tf32"
     torch.set_float32_matmul_precision("high" if fast else "highest")
@@ -54,8 +51,7 @@ def encode_filled(encode: Callable[[Tensor], Tensor], input_BCHW: Tensor, size: 
 class FrozenNetwork:
     """A network, the preprocessing of its input, and the choice of the output that is the feature.
 
-    `words` is a readable name. All other fields determine the identity, so a copy of the weights in another place has
-    the same identity.
+    All fields but the readable name `words` are the identity, so copies of weights have the same identity.
     """
 
     module: nn.Module
@@ -69,9 +65,7 @@ class FrozenNetwork:
 
 
 _MOST_SHAPES = 64
-"""Maximum number of compiled shapes of a network, including shapes of the data, of stages, and of an incomplete last
-batch.
-"""
+"""Maximum number of compiled shapes of a network, of the data, of stages and of an incomplete last batch."""
 
 
 def compile_network(module: nn.Module) -> None:

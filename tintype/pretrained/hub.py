@@ -1,8 +1,4 @@
-"""Load external models from the Hugging Face hub or a local folder, through transformers or diffusers.
-
-Only safetensors files are read, and no code of a checkpoint is executed. Content from the hub must equal the content at
-its first use.
-"""
+"""Load models from the Hugging Face hub or a local folder: only safetensors, no code, unchanged since first use."""
 
 from __future__ import annotations
 
@@ -95,11 +91,7 @@ class Checkpoint:
         return self.revision or (self.commit if self.folder is None else None)
 
     def config(self) -> Untyped:
-        """Return the checkpoint's config, without loading the weights.
-
-        The config class is looked up by its model type in transformers. `AutoConfig` is not used, since it would offer
-        to run code of the checkpoint.
-        """
+        """Return the checkpoint's config, not by `AutoConfig`, which would offer to run code of the checkpoint."""
         transformers = transformers_package()  # import it before any download
         model_type = str(self.stated_config("a model of transformers").get("model_type"))
         with explained(self):
@@ -123,9 +115,8 @@ class Checkpoint:
     ) -> Untyped:
         """Load a network of transformers, in fp32 unless `dtype` is given.
 
-        `classes` maps each accepted model type to a class of transformers. Without `classes`, any type is accepted, and
-        the model without a head is loaded. The weights of modules named in `unused` may be missing. `options` are
-        passed to transformers. A `config` among them replaces the checkpoint's config.
+        `classes` maps accepted model types to classes; without it, any type is loaded, without a head. The weights of
+        modules named in `unused` may be missing. A `config` in `options` replaces the checkpoint's config.
         """
         config = options.get("config") or self.config()
         self._check_weights()
@@ -151,10 +142,7 @@ class Checkpoint:
         return self._load(self._writer(classes, config), dtype=dtype)
 
     def image_text_processor(self) -> Untyped:
-        """Load the processor of a network that reads images and text.
-
-        transformers finds the processor's class from the config.
-        """
+        """Load the processor of a network that reads images and text; the config determines its class."""
         config = self.config()
         self._check_tokenizer_files()
         auto = importlib.import_module("transformers.models.auto.processing_auto")
@@ -170,10 +158,7 @@ class Checkpoint:
         return classes[type(config)]
 
     def autoencoder(self, class_name: str) -> tuple[Untyped, dict[str, Untyped]]:
-        """Load an autoencoder of this diffusers class in fp32.
-
-        Return the autoencoder and the content of its config.json.
-        """
+        """Load an autoencoder of this diffusers class in fp32; return it with the content of its config.json."""
         diffusers = diffusers_package()
         stated = self.stated_config("an autoencoder of diffusers")
         if (found := stated.get("_class_name")) != class_name:
@@ -182,10 +167,9 @@ class Checkpoint:
         return self._load(network, torch_dtype=torch.float32, low_cpu_mem_usage=False), stated
 
     def tokenizer(self, vocabulary: int) -> Untyped:
-        """Load the tokenizer of a text network with `vocabulary` embeddings. Raise if the tokenizer has other tokens.
+        """Load the tokenizer of a text network with `vocabulary` embeddings; raise if it has other tokens.
 
-        If files are missing, transformers would build a tokenizer that has only special tokens. A tokenizer with only
-        special tokens encodes all texts in the same way.
+        Without its files, transformers would build a tokenizer of special tokens, which encodes all texts alike.
         """
         self._check_tokenizer_files()
         with explained(self):
@@ -255,10 +239,9 @@ class Checkpoint:
             )
 
     def _load(self, network_class: Untyped, unused: Collection[str] = (), **options: Untyped) -> Untyped:
-        """Load the weights into a network. Refuse a checkpoint that lacks weights, or that has changed on the hub.
+        """Load the weights into a network. Refuse a checkpoint that lacks weights, or has changed on the hub.
 
-        Weights are identified by their files. If transformers converted another format, they are identified by the
-        loaded tensors.
+        Weights are identified by their files or, if transformers converted another format, by their tensors.
         """
         with explained(self):
             network, loading = network_class.from_pretrained(
@@ -333,8 +316,7 @@ def json_object(file: Path) -> dict[str, Untyped]:
 def explained(checkpoint: Checkpoint) -> Iterator[None]:
     """Turn any error of transformers about a checkpoint into an error message with a fix.
 
-    All exceptions are caught, since tokenizers raises plain `Exception`, and a wrong value in a config raises
-    `TypeError`.
+    Even plain `Exception` is caught, since tokenizers raises it; a wrong config value raises `TypeError`.
     """
     try:
         yield
@@ -362,10 +344,9 @@ def explained(checkpoint: Checkpoint) -> Iterator[None]:
 
 
 def why_unreachable() -> str:
-    """Return the reason why the hub cannot be reached; empty if it may be reachable.
+    """Return why the hub cannot be reached; empty if it may be reachable, or behind a proxy.
 
-    The check is fast, while the hub's own library would try for half a minute. With a proxy, the hub's address is not
-    looked up.
+    The check is fast, while the hub's own library would try for half a minute.
     """
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"
@@ -379,10 +360,7 @@ def why_unreachable() -> str:
 
 
 def _is_out_of_reach(error: BaseException | None) -> bool:
-    """Return whether the error means that the hub was not reached and the cache lacks a file.
-
-    The error's causes are searched too.
-    """
+    """Return whether the error, or its cause, means that the hub was not reached and the cache lacks a file."""
     while error is not None:
         if isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
             return True
@@ -392,10 +370,7 @@ def _is_out_of_reach(error: BaseException | None) -> bool:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress transformers' report on unused tensors and its progress bar for tensors.
-
-    This module itself checks for missing tensors. Downloads from the hub still show their progress.
-    """
+    """Suppress transformers' report on unused tensors, which this module checks, and its bar for tensors."""
     shown = not are_progress_bars_disabled()
     with quiet("transformers"):
         if shown:

@@ -32,10 +32,7 @@ def diffusers_package() -> ModuleType:
 
 
 def pipeline_class(name: str) -> Untyped:
-    """Return the class of a PRX pipeline in diffusers. Make sure that transformers has the pipeline's text encoder.
-
-    diffusers adds `T5GemmaEncoder` to transformers, but transformers 5.22 loses this class when it reloads itself.
-    """
+    """Return the class of a PRX pipeline, and restore `T5GemmaEncoder`, which transformers 5.22 loses on reload."""
     kind, transformers = getattr(diffusers_package(), name), transformers_package()
     if not hasattr(transformers, "T5GemmaEncoder"):
         added = importlib.import_module("diffusers.pipelines.prx").T5GemmaEncoder
@@ -45,10 +42,7 @@ def pipeline_class(name: str) -> Untyped:
 
 @contextmanager
 def quiet(*names: str) -> Iterator[None]:
-    """Silence deprecation warnings, reports and progress bars of these packages.
-
-    The packages' logging must work like that of transformers.
-    """
+    """Silence warnings, reports and progress bars of these packages, whose logging is like that of transformers."""
     logs = [importlib.import_module(f"{name}.utils.logging") for name in names]
     before = [(log, log.get_verbosity(), log.is_progress_bar_enabled()) for log in logs]
     for log in logs:

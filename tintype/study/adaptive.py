@@ -39,17 +39,11 @@ class Standing:
     read: list[Study]
     """The arms and seeds of each past interim analysis."""
     rows: dict[Key, Comparison]
-    """Every comparison, as of the first interim analysis that decided it.
-
-    An undecided comparison has the values of its last interim analysis.
-    """
+    """Every comparison as of the first interim analysis that decided it; undecided ones as of their last analysis."""
     stopped: dict[str, str]
     """The reason why an arm gets no more seeds, by the arm's name."""
     counts: dict[str, int]
-    """Number of seeds with which each arm was compared, by the arm's name.
-
-    The baseline and the control have the number of the last interim analysis.
-    """
+    """Number of seeds with which each arm was compared; for the baseline and the control, at the last analysis."""
     next: Look | None
     """The interim analysis in progress; None if every arm has stopped or has all its seeds."""
 
@@ -60,11 +54,7 @@ def follow(
     compare_at: Callable[[Study, Look], Rows],
     ended: Callable[[Study], bool],
 ) -> Standing:
-    """Replay the past interim analyses and the decisions after each of them.
-
-    `ended` and `compare_at` are called with the arms and seeds of an interim analysis. `ended` returns whether every
-    run of these arms and seeds has ended.
-    """
+    """Replay the past interim analyses and the decisions after each; `ended` tells whether all their runs ended."""
     made: list[Look] = []
     read: list[Study] = []
     stopped: dict[str, str] = {}
@@ -102,9 +92,8 @@ def _with_seeds(arm: ArmPlan, seeds: Collection[int]) -> ArmPlan:
 def _asked(study: Study, name: str, rows: Rows, stopped: Collection[str]) -> list[Comparison]:
     """Return an arm's comparisons on the primary metrics.
 
-    These are comparisons with the baseline at each resolution, trends over resolutions, declared comparisons with other
-    arms, and contrasts of factors that contain the arm. Comparisons with other arms and contrasts are left out if a run
-    of theirs failed. The arm with the failed run stops for that reason, and the other arms can still be decided.
+    Comparisons with other arms and contrasts are left out if a run of theirs failed. The arm with the failed run stops
+    for that reason, and the other arms can still be decided.
     """
     asked = {key: row for key, row in rows.items() if key.metric in study.settings.primary}
     factors = {one.name for _, one in study.contrasts() if name in one.weights}
@@ -123,10 +112,7 @@ def _asked(study: Study, name: str, rows: Rows, stopped: Collection[str]) -> lis
 
 
 def why_stop(rows: Sequence[Comparison], most: int) -> str:
-    """Return the reason why an arm with these comparisons gets no more seeds; empty if the arm gets more seeds.
-
-    `most` is the largest number of seeds that an arm may get.
-    """
+    """Return why an arm with these comparisons gets no seeds beyond these, up to `most`; empty if it gets more."""
     if not rows:
         return "no primary metric can be compared"
     open_rows = [row for row in rows if not is_decided(row)]

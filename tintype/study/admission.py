@@ -34,19 +34,13 @@ MARGIN = 1.05
 GROWTH = 1.5
 """If a run used its whole share and ran out of memory, its next share is larger by this factor."""
 REACHED = 0.8
-"""A run that runs out of memory with at least this fraction of its share in use has used up the share.
-
-The fraction is below one because the memory in use does not include the failed allocation.
-"""
+"""A run used up its share if it used at least this fraction; the failed allocation is not in use."""
 MOST_CROWDED = 3
 """After this many consecutive attempts that ran out of memory beside other runs, a run gets the GPU to itself."""
 HOST_BYTES, CPU_BYTES = 3 << 30, 1 << 30
 """Host memory in bytes for torch, its libraries and the data of a run that was not measured, on a GPU and on a CPU."""
 _FIRST_WAIT_S, _MOST_WAIT_S = 10.0, 300.0
-"""First and longest wait, in seconds, before the retry of a run that ran out of memory beside other runs.
-
-Each further attempt doubles the wait.
-"""
+"""First and longest wait in seconds before a crowded run is retried; each further attempt doubles the wait."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +55,7 @@ class Need:
 
 
 def end_of(claim: Claim) -> str:
-    """Return the state in which an attempt at a run ended.
-
-    If the attempt's process recorded no state, use the cause of its end that another process recorded.
-    """
+    """Return how an attempt at a run ended; without a state of its own, the cause that another process recorded."""
     if claim.ended is not None:
         return str(claim.ended.get("state", "died"))
     died = str(claim.now.get("died", ""))
@@ -88,7 +79,6 @@ def kills_in(claims: Sequence[Claim]) -> list[Claim]:
 
 
 def wait_s(crowds: int) -> float:
-    """Return the seconds for which a run waits after running out of memory beside other runs `crowds` times."""
     return min(_FIRST_WAIT_S * 2.0 ** (crowds - 1), _MOST_WAIT_S) if crowds else 0.0
 
 
@@ -254,9 +244,7 @@ class Admission:
         note_shape(self.out, shape_of(task.plan), ShapeFacts(self.device, step_s=step_s, steps=steps))
 
     def step_s_of(self, task: Task) -> float | None:
-        """Return the seconds of a training step alone on the GPU; for an untimed shape, return the mean of timed
-        shapes.
-        """
+        """Return the seconds of a step alone on the GPU; for an untimed shape, the mean of timed shapes."""
         known = [facts.step_s for facts in self._known.values() if facts.step_s is not None]
         facts = self._known.get(shape_of(task.plan))
         if facts is not None and facts.step_s is not None:

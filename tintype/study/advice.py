@@ -36,7 +36,6 @@ def cells(plan: PowerPlan, row: MetricPower) -> list[str]:
 
 
 def caption(group: Group) -> str:
-    """Explain the table of a group of metrics."""
     freedoms = dict.fromkeys(degrees(freedom) for freedom in sorted(row.spread.freedom for row in group.metrics))
     return (
         "Below each number of seeds: the smallest change that it finds in 80% of studies (–: more than there can be). "
@@ -99,7 +98,6 @@ def comparisons_words(group: Group) -> str:
 
 
 def planned_words(plan: PowerPlan) -> str:
-    """Describe the planned study in one sentence."""
     where = f" at {plan.resolutions} resolutions" if plan.resolutions > 1 else ""
     control = "one of them the control" if plan.control else "no control"
     return (

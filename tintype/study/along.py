@@ -130,11 +130,7 @@ def _curve(view: StudyResults, arm: Arm, metric: str) -> _Curve | None:
 
 
 def seconds_of(view: StudyResults, arm: Arm, scores: Sequence[ScoreAt]) -> float:
-    """Return an arm's training seconds up to each of these steps.
-
-    If every arm of the resolution was timed alone on a GPU, use these step times; otherwise use the mean seconds of the
-    runs.
-    """
+    """Return an arm's seconds up to each step, from steps timed alone on a GPU if all arms of the resolution were."""
     if view.timed_alone and arm.step_s is not None:
         return arm.step_s * scores[0].step
     return fmean(score.seconds for score in scores)
@@ -185,11 +181,7 @@ class _Group:
 def difference_at(
     arm: str, baselines: Sequence[str], values: Mapping[str, Sequence[float]], scale: Scale, confidence: float
 ) -> Interval:
-    """Return an arm's difference from the baselines, with its interval if the seed spread is known.
-
-    `baselines` are the baseline and the controls, which all have the same plan. The spread is pooled over all arms of
-    `values`.
-    """
+    """Return an arm's difference from the baselines. Its interval needs a seed spread, pooled over all `values`."""
     placed = {name: {run: scale.place(one) for run, one in enumerate(of)} for name, of in values.items()}
     cells = Cells(placed, scale, dict.fromkeys(baselines[1:], baselines[0]))
     found = estimate(cells, against(arm, baselines[0]), confidence)
@@ -258,10 +250,7 @@ def first_reached(places: Sequence[float], ahead: Sequence[float]) -> float:
 
 
 def _equal_time(arm: str, group: _Group) -> EqualTime:
-    """Compare the arm's score at the baseline's total training seconds with the baseline's final score.
-
-    If the arm has no score near that time, return the reason.
-    """
+    """Compare the arm's score at the baseline's total seconds with the baseline's final score, or say why not."""
     new = group.curves[arm].last_stage
     seconds, last = group.old.seconds[-1], new.seconds[-1]
     if seconds > last * (1 + SAME_TIME):
@@ -278,7 +267,6 @@ def _equal_time(arm: str, group: _Group) -> EqualTime:
 
 
 def _interpolated(places: Sequence[float], values: Sequence[float], at: float) -> float:
-    """Return the linearly interpolated value at a place between the first and the last entry of `places`."""
     if len(places) == 1:
         return values[0]
     for (x, y), (later, value) in pairwise(zip(places, values, strict=True)):

@@ -47,10 +47,7 @@ class AnalysisSettings(Settings):
         return self
 
     def margin_words(self, metric: str, own: str | None = None) -> str:
-        """Return the margin of a metric from the study's settings, or else the metric's `own` margin.
-
-        Results of earlier versions do not contain the metric's own margin.
-        """
+        """Return the study's margin of a metric, or else its `own`, which results of earlier versions lack."""
         return self.margins.get(metric) or self.margin or own or MARGIN
 
     def margin_of(self, metric: str, own: str | None = None) -> Effect:

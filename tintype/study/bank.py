@@ -98,10 +98,7 @@ def _device(run: Run) -> str:
 
 
 def keep_bank(study: Study, out: Path, looked: bool) -> None:
-    """Copy the stored runs into the study's folder.
-
-    After the first interim analysis of the study, leave existing copies unchanged.
-    """
+    """Copy the stored runs into the study's folder; after the first interim analysis, keep existing copies."""
     file, paths = out / FILE, list(study.settings.analysis.bank)
     if not paths:
         file.unlink(missing_ok=True)
@@ -112,7 +109,6 @@ def keep_bank(study: Study, out: Path, looked: bool) -> None:
 
 
 def read_bank(out: Path) -> Bank | None:
-    """Return the stored runs in a study's folder; None if there are none."""
     file = out / FILE
     if not file.exists():
         return None
@@ -134,10 +130,7 @@ class Served:
 
 
 def serve(bank: Bank | None, study: Study, runs: Runs, metrics: Metrics) -> Served:
-    """Return the stored runs that can be used together with the study's own `runs`.
-
-    Plans that the study itself has run are skipped.
-    """
+    """Return the stored runs that can be used with the study's own `runs`, except plans that the study has run."""
     if bank is None:
         return Served({}, [])
     own = {plan.hash for arm in study.arms for plan in arm.plans}
@@ -172,8 +165,7 @@ def _runs(count: int) -> str:
 def against_stored(cells: Cells, level: float = LEVEL) -> Estimate | None:
     """Estimate the mean of the study's own baseline runs minus the stored runs' mean; None if either is missing.
 
-    The baseline is the first arm. In this estimate, the stored runs count as a separate plan. Stored runs contribute to
-    the pooled spread, but not to the mean of the study's own runs.
+    Stored runs count as a separate plan: they contribute to the pooled spread, but not to the mean of own runs.
     """
     baseline = next(iter(cells.values))
     if not cells.seeds(baseline) or not cells.seeds(STORED):

@@ -1,7 +1,4 @@
-"""Compare the runs of a study by testing every planned contrast at each interim analysis (look).
-
-Each interim analysis spends a share of the study's error.
-"""
+"""Compare the runs of a study by testing every planned contrast at each interim analysis (look)."""
 
 from __future__ import annotations
 
@@ -99,8 +96,7 @@ ONE_SIDED = 2.0
 def collect(study: Study, out: Path, known: Runs | None = None, images: PerImage | None = None) -> results.StudyResults:
     """Read the runs of a study from its folder, and compare them.
 
-    If `known` gives the runs and `images` their values per image, only the other files are read, and no file is
-    written. The live page uses these arguments to show a study while workers make its runs.
+    If `known` runs and their values per `images` are given, as for the live page, no file is written.
     """
     protocol, settings = study.settings.evaluation, study.settings
     every = read_runs(study, out) if known is None else known
@@ -134,14 +130,9 @@ class Reading:
     """A study with its comparisons at each interim analysis."""
 
     study: Study
-    """The arms with the seeds that were compared."""
     runs: Runs
-    """The runs with these seeds."""
     at_looks: Sequence[Study]
-    """The arms and seeds of each interim analysis.
-
-    The field `look` of a comparison is an index into this list, counted from one.
-    """
+    """The arms and seeds of each interim analysis; the field `look` of a comparison counts these from one."""
     metrics: Metrics
     family: Sequence[Key]
     """The comparisons that share the study's error, including comparisons of removed arms."""
@@ -154,7 +145,6 @@ class Reading:
     stored: StoredRuns = field(default_factory=dict)
 
     def with_verdicts(self, arm: results.Arm) -> results.Arm:
-        """Return an arm of the results with its comparisons."""
         keys = {metric: own_key(arm.name, arm.role, arm.resolution, metric) for metric in self.metrics}
         apart = incomparable(self.study)
         return arm.model_copy(
@@ -185,7 +175,6 @@ class Reading:
         }
 
     def _between(self, first: ArmPlan, second: ArmPlan) -> results.Between:
-        """Return the comparisons of an arm with another arm."""
         keys = {metric: between_key(first.name, second.name, first.resolution, metric) for metric in self.metrics}
         apart = incomparable(self.study)
         return results.Between(
@@ -279,11 +268,7 @@ def read_at_looks(
     images: PerImage = NO_IMAGES,
     bank: results.Bank | None = None,
 ) -> Reading:
-    """Compare the runs at each past interim analysis in `made`, and at a new interim analysis if there are new seeds or
-    comparisons.
-
-    Each interim analysis also uses the stored runs of the `bank`.
-    """
+    """Compare runs at each past interim analysis in `made`, and at a new one if seeds or comparisons are new."""
     served = serve(bank, study, runs, metrics)
     reading = _read_at_looks(study, runs, metrics, made, images, served)
     if bank is None:
@@ -374,10 +359,7 @@ def is_read(row: results.Comparison) -> bool:
 
 
 def made_looks(out: Path) -> list[MadeLook]:
-    """Return each past interim analysis of a study.
-
-    A report from a version without recorded interim analyses counts as one interim analysis.
-    """
+    """Return the past interim analyses; a report from a version that recorded none counts as one analysis."""
     if (recorded := read_looks(out)) is not None:
         return recorded
     last = last_results(out)
@@ -390,7 +372,6 @@ def made_looks(out: Path) -> list[MadeLook]:
 
 
 def _reported_keys(last: results.StudyResults) -> list[Key]:
-    """Return the comparisons that a report planned."""
     arms = [arm for arm in last.arms if arm.role != "baseline"]
     planned = [
         own_key(arm.name, arm.role, arm.resolution, one.name)
@@ -425,8 +406,7 @@ def follow_runs(
 ) -> Standing:
     """Return the progress of a study with interim analyses. The comparisons in `family` share the study's error.
 
-    `tried` has (arm, seed) of each attempted run. A failed or diverged run counts as ended if it is in `tried`; by
-    default, every such run counts as ended.
+    A failed or diverged run counts as ended if `tried` has its (arm, seed), or by default.
     """
     assert isinstance(study.settings.seeds, SeedPlan)
 
@@ -455,11 +435,7 @@ def compare_at(
     family: Sequence[Key],
     stored: StoredRuns = NO_RUNS,
 ) -> dict[Key, results.Comparison]:
-    """Make the comparisons of an interim analysis that belong to its `family`, whose comparisons share the error of
-    this analysis.
-
-    `stored` are runs of the baselines from other studies, which are used in addition to the study's own runs.
-    """
+    """Compare at an interim analysis; the comparisons of its `family` share the error of this analysis."""
     there = {arm.label for arm in at_look.arms}
     asked = {
         key: one
@@ -490,7 +466,6 @@ def compare_fresh(study: Study, runs: Runs, keys: Sequence[Key]) -> dict[Key, re
 
 
 def _roles(study: Study) -> dict[str, dict[str, results.Role]]:
-    """Return the roles of the arms of each resolution, by label."""
     return {arms[0].resolution: {arm.label: arm.role for arm in arms} for arms in study.by_resolution()}
 
 
@@ -516,9 +491,8 @@ def compare(
 ) -> dict[Key, results.Comparison]:
     """Make the planned comparisons on all measured metrics. All comparisons of the `family` share the study's error.
 
-    For each resolution, `arms` has the arms' roles by label, with the baseline first. `share` is the fraction of the
-    study's 5% error that this interim analysis may spend. `stored` are runs of the baselines from other studies, by
-    resolution; they are used for the metrics in which they agree with the study's own runs.
+    For each resolution, `arms` has the roles by label, with the baseline first. `share` is the fraction of the study's
+    5% error for this interim analysis. `stored` runs are used for metrics in which they agree with own runs.
     """
     rows, sheets = dict[Key, results.Comparison](), _Sheets(arms, runs, metrics, asked, stored)
     weights = weights_of([key for key in dict.fromkeys(family) if is_tested(key.metric)], primary)
@@ -596,10 +570,7 @@ class _Sheets:
         return self._made[place][metric]
 
     def estimate(self, one: Asked, level: float, cells: Cells | None = None) -> Estimate:
-        """Estimate a comparison from its own cells or from the given `cells`.
-
-        Pair the arms by seed if this narrows the interval.
-        """
+        """Estimate a comparison from its own or the given cells, paired by seed if this narrows the interval."""
         key, cells = one.key, cells or self.of(one.key)
         if key.kind not in ("arm", "between"):
             return estimate(cells, one.contrast, level)
@@ -644,8 +615,7 @@ def _sampling_error(
 ) -> float | None:
     """Return the component of a mean difference's standard error that comes from sampling images.
 
-    All runs use the same prompts and noises. If a metric has a value for each image, the component is the standard
-    error of the differences between images. For other metrics (distances), the two means count as independent.
+    All runs use the same prompts and noises, so values per image are paired. Without them, the means are independent.
     """
     values = [
         [images.get(run.hash, {}).get(metric, []) for run in runs if metric in run.metrics] for runs in (new, old)

@@ -46,12 +46,10 @@ class Asked:
 
 
 def own_key(name: str, role: Role, resolution: str, metric: str) -> Key:
-    """Return the key of the comparison of an arm or the control with the baseline."""
     return Key(name, metric, resolution, "control" if role == "control" else "arm")
 
 
 def between_key(first: str, second: str, resolution: str, metric: str) -> Key:
-    """Return the key of the comparison of an arm with another arm."""
     return Key(f"{first} against {second}", metric, resolution, "between")
 
 
@@ -134,9 +132,7 @@ def _trend(study: Study, key: Key) -> Asked:
 
 
 def factors_of(study: Study) -> list[Asked]:
-    """Return the contrasts between factorial arms, for primary metrics in which all of a contrast's arms are
-    comparable.
-    """
+    """Return the contrasts between factorial arms, for primary metrics in which all their arms are comparable."""
     apart, found = incomparable(study), list[Asked]()
     for arms, one in study.contrasts():
         labels = labels_of(arms)

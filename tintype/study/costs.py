@@ -71,17 +71,13 @@ Measure = Callable[[], Measured | str]
 
 
 def run_seconds(runs: Mapping[str, Sequence[Run]]) -> RunSeconds:
-    """Return the mean seconds of the finished runs of each arm."""
     taken = {arm: [run.train_s + run.evaluate_s for run in some if run.state == "done"] for arm, some in runs.items()}
     return RunSeconds({arm: fmean(seconds) for arm, seconds in taken.items() if seconds})
 
 
 @dataclass
 class Budget:
-    """Limit on the wall-clock time of one command.
-
-    The limit is checked before each interim analysis, and never stops a run.
-    """
+    """Limit on the wall-clock time of one command, checked before each interim analysis. It never stops a run."""
 
     seconds: float | None
     jobs: int
@@ -142,10 +138,7 @@ class Cost:
     """The number of runs of a study, and the seconds for these runs."""
 
     least: int
-    """Number of runs if every arm stops after the first interim analysis, but at least the number of finished runs.
-
-    With fixed seeds, this number equals `most`. Runs for tuning are included.
-    """
+    """Number of runs, with tuning, if every arm stops after the first analysis; at least the finished runs."""
     expected: int
     """Expected number of runs if no arm has an effect. Most arms without an effect stop early."""
     most: int
@@ -158,7 +151,6 @@ class Cost:
     measured: str = ""
     """Source of the seconds, or the reason why they are unknown."""
     at_least: bool = False
-    """Whether the seconds are only a lower bound."""
     jobs: int = 1
     """Number of runs that this machine makes at the same time."""
 
@@ -168,11 +160,7 @@ class Cost:
 
 
 def cost_of(study: Study, out: Path, like: Path | None = None, jobs: int = 1, measure: Measure = lambda: "") -> Cost:
-    """Return the cost of a study.
-
-    The seconds of a run come from runs in the study's folder, from a past study with the same baseline (`like`), or
-    from `measure`. `jobs` runs are made at the same time; on a CPU, at most one run per core.
-    """
+    """Return the cost of a study, timed by its own runs, a past study with the same baseline (`like`), or `measure`."""
     tuning = tuning_of(study, out)
     tried = [run.state for sweep in tuning.sweeps for point in sweep.points for run in point.runs] if tuning else []
     tried += ["missing"] * (trials_left(tuning) * len(tuning.seeds) if tuning else 0)
@@ -212,7 +200,6 @@ def cost_of(study: Study, out: Path, like: Path | None = None, jobs: int = 1, me
 
 
 def is_for_cpu(plan: Plan) -> bool:
-    """Return whether the runs of the plan would use the CPU of this machine."""
     return plan.run.device in ("auto", "cpu") and choose_device(plan.run.device).type == "cpu"
 
 
@@ -269,10 +256,9 @@ _HALF = NormalDist().inv_cdf(1 - HOPELESS_P / 2)
 
 
 def expected_seeds(counts: Sequence[int], arms: int, metrics: int) -> tuple[float, float]:
-    """Return the expected number of seeds of an arm without an effect, and of the baseline.
+    """Return the expected number of seeds of an arm without an effect, and of the baseline, which gets the most.
 
-    The baseline gets as many seeds as the arm with the most seeds. The numbers come from simulated studies with
-    independent metrics and normal spreads. In the simulation, an arm stops if p > 0.5 on every primary metric.
+    In simulated studies with independent metrics and normal spreads, an arm stops if p > 0.5 on every primary metric.
     """
     if not arms:
         return float(counts[0]), float(counts[0])

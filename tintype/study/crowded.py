@@ -1,8 +1,4 @@
-"""Crowded runs were returned to the queue because memory ran out beside other runs or the GPU failed.
-
-A worker that ends such an attempt records the state `crowded` in the run's claim. The run has not failed; it waits, and
-then resumes from its last checkpoint.
-"""
+"""Crowded runs wait in the queue and resume, after memory ran out beside other runs or the GPU failed."""
 
 from __future__ import annotations
 
@@ -26,10 +22,7 @@ def times_crowded(claims: Iterable[Claim]) -> int:
 
 
 def read_crowded(out: Path) -> list[Crowded]:
-    """Return the crowded runs of a study, sorted by arm and seed.
-
-    Return no runs if the study's folder has no leases.
-    """
+    """Return the crowded runs of a study, sorted by arm and seed; none if the folder has no leases."""
     leases, found = Leases(out / LEASES), Counter[tuple[str, int]]()
     for name in leases.disk.names(leases.folder):
         for claim in leases.history(name):

@@ -21,10 +21,7 @@ class Effect:
 
 
 def parse_effect(text: str, where: str) -> Effect:
-    """Parse an effect: `5%` is relative to the baseline's mean; `0.02` is in the metric's unit.
-
-    `where` is the source of the text, for error messages.
-    """
+    """Parse an effect from `where`: `5%` is relative to the baseline's mean; `0.02` is in the metric's unit."""
     percent = text.strip().endswith("%")
     try:
         size = float(text.strip().removesuffix("%"))

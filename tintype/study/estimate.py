@@ -13,8 +13,6 @@ from tintype.study.study import ArmPlan, Study
 
 @dataclass(frozen=True)
 class ArmEstimate:
-    """Cost of a run of one arm."""
-
     arm: str
     runs: int
     cost: PlanCost
@@ -40,7 +38,6 @@ class StudyEstimate:
 
 
 def estimate_study(study: Study, gpu: str) -> StudyEstimate:
-    """Estimate the cost of a run of each arm on one GPU of this kind."""
     speed, for_gpu = estimated_speed(gpu), study.arms[0].plans[0].model.compile
     found: list[ArmEstimate] = []
     uncounted: dict[str, list[str]] = {}

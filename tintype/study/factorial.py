@@ -48,11 +48,7 @@ class FactorContrast:
 
 
 def contrasts(labels: Sequence[str]) -> list[FactorContrast]:
-    """Return the main effect of each factor, followed by the interactions.
-
-    With two or three factors, every pair of factors has an interaction. With three or more factors, each factor also
-    has an interaction with all other factors together.
-    """
+    """Return main effects, then interactions of pairs (up to 3 factors) and of a factor with all others (from 3)."""
     arms = combinations(len(labels))
     names = {(): "", **{chosen: " + ".join(labels[index] for index in chosen) for chosen in arms}}
     found = [FactorContrast((labels[index],), _main_effect(index, names)) for index in range(len(labels))]

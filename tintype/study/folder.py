@@ -153,10 +153,7 @@ def _refuse_added_arms(study: Study, seen: Collection[str], out: Path) -> None:
 
 
 def _refuse_added_pairs(study: Study, seen: Collection[str], asked: Collection[tuple[str, str]], out: Path) -> None:
-    """Raise if a comparison of two arms is added after the results of both were `seen`, unless it was `asked` before.
-
-    Otherwise a user could compare the best pair of arms only.
-    """
+    """Raise if a pair not `asked` before is added after both arms were `seen`, since the best pair could be chosen."""
     for first, second in study.declared():
         key = between_key(first.name, second.name, first.resolution, "")
         if {first.label, second.label} <= set(seen) and (key.arm, key.resolution) not in asked:
@@ -205,7 +202,6 @@ def check_own_plugins(out: Path) -> None:
 
 
 def _plugins(out: Path) -> dict[str, Any]:
-    """Return the plugins with which a study was made."""
     return read_checked(out / PLUGINS, remake_study(out))
 
 
@@ -258,10 +254,9 @@ def stored_study(out: Path) -> Study:
 
 
 def open_study(name: str, assignments: Sequence[str] = ()) -> Study:
-    """Load a packaged study, a study file, or a stored study: its folder, or the study.yaml in it.
+    """Load a packaged study, a study file, or a stored study (its folder, or the study.yaml in it).
 
-    A stored study uses its stored baselines, not today's recipes. `assignments` override keys of the study; for a
-    stored study, `set` changes its baselines further.
+    A stored study uses its stored baselines, not today's recipes; `set` in `assignments` changes them further.
     """
     folder = Path(name).parent if Path(name).name == STUDY else Path(name)
     if name in packaged.names("studies") or not (folder / STUDY).is_file():
@@ -303,7 +298,6 @@ def untuned_study(out: Path, changes: Mapping[str, object] = MappingProxyType({}
 
 
 def stored_protocol(out: Path) -> Protocol:
-    """Return the protocol by which the study of a folder scores its runs."""
     with naming_missing_plugin(out):
         return _read_settings(out)[1].evaluation
 
@@ -340,10 +334,7 @@ def _read_study(out: Path, changes: Mapping[str, object], assignments: Sequence[
 
 
 class KnownTokenizers(Mapping[str, Compression]):
-    """Small-vae facts of the last report, by folder. The folders may be missing if the study was moved.
-
-    The report is read only when a folder is missing, since reading a report of 2,000 runs takes a second.
-    """
+    """Small-vae facts of the last report, by folder. It is read only if a folder is missing, since reading is slow."""
 
     def __init__(self, stored: Path) -> None:
         self._stored = stored

@@ -93,10 +93,8 @@ class StudyOutcome:
     total: int
     last: dict[tuple[str, int], Message]
     signal: int | None
-    """The signal that stopped the study; None if no signal came."""
     report: StudyReport | None
     no_report: str = ""
-    """The reason why no report was written."""
     left: str = ""
     """Description of the interim analysis that did not fit into the budget; empty if all were made."""
 
@@ -116,17 +114,13 @@ class StudyOutcome:
 
 
 class StudyProgress:
-    """Callbacks that receive the progress of a study.
-
-    This base class shows nothing; `terminal/` has a subclass that shows the progress.
-    """
+    """Callbacks that receive the progress of a study; a subclass in `terminal/` shows it."""
 
     argv: Sequence[str] = ()
     """The command line as the user typed it, for the report; empty if there was no command line."""
 
     def phase(self, doing: str, kept: str) -> AbstractContextManager[Callable[[str], None]]:
-        """Return a context manager for a phase of the work. The context's value is a function that sets the name of the
-        next phase.
+        """Return a context manager for a phase of the work; its value sets the name of the next phase.
 
         `kept` describes the results that an interrupted command keeps, and the way to resume it.
         """
@@ -135,10 +129,7 @@ class StudyProgress:
     def runs(
         self, total: int, interrupt: Interrupt, doing: str = "study"
     ) -> AbstractContextManager[Callable[[Message], None]]:
-        """Return a context manager for the training and scoring of `total` runs.
-
-        The context's value is a callback for the messages of the runs.
-        """
+        """Return a context manager for making `total` runs; its value is a callback for the runs' messages."""
         return nullcontext(lambda message: None)
 
     def note(self, text: str) -> None:
@@ -147,15 +138,13 @@ class StudyProgress:
     def stopped(self, number: int | None, kept: str, outcome: StudyOutcome | None = None) -> None:
         """End the call after a signal; this base class raises the signal again.
 
-        `kept` describes the saved results and the way to resume; it is empty if all work was done. `number` is None if
-        only workers received a signal.
+        `kept` describes the saved results; empty if all work was done. `number` is None if only workers got a signal.
         """
         if number is not None:
             signal.raise_signal(signal.Signals(number))
 
 
 SILENT = StudyProgress()
-"""Progress callbacks that show nothing."""
 
 
 def run_study(
@@ -168,8 +157,8 @@ def run_study(
 ) -> StudyOutcome:
     """Make the missing runs, then write the report.
 
-    An interim analysis after the first begins only if its expected duration fits into the rest of `budget_s`. `like` is
-    a past study whose measurements of memory and step times are used for the same shapes.
+    A later interim analysis begins only if it fits into the rest of `budget_s`. `like` has measurements for equal
+    shapes.
     """
     if budget_s is not None and not isinstance(study.settings.seeds, SeedPlan):
         raise UserError(
@@ -216,10 +205,9 @@ def run_study(
 def _run_tuning(
     study: Study, out: Path, jobs: Jobs, interrupt: Interrupt, progress: StudyProgress
 ) -> tuple[int, dict[tuple[str, int], Message]]:
-    """Make the runs that tuning needs; return their number, and the final status of each run that was started.
+    """Make the runs that tuning needs; return their number, and the final status of each started run.
 
-    A grid search makes all its runs at once. A sampler that learns proposes an arm's next trial after the arm's last
-    trial has ended.
+    A grid search makes all its runs at once; a sampler that learns proposes a trial after the arm's last trial.
     """
     tried: set[tuple[str, int]] = set()
     last: dict[tuple[str, int], Message] = {}
@@ -268,7 +256,6 @@ class WorkOutcome:
 
     last: dict[tuple[str, int], Message]
     signal: int | None
-    """The signal that stopped the worker; None if no signal came."""
     spent: bool = False
     """Whether the remaining runs need a new process, since this process ran out of GPU memory or lost its GPU."""
 
@@ -287,9 +274,8 @@ def work_on_study(
 ) -> WorkOutcome:
     """Make the runs of a study that no other worker is making, until no run is left or a signal comes.
 
-    `run` is a prefix of a run's hash; only this run is made, even if an earlier attempt has failed. With `wait`, the
-    worker also waits for the next interim analysis, and for other workers' runs, since another worker may die. With
-    several `jobs`, each job is a worker process; a single job runs in this process.
+    `run` selects one run by a prefix of its hash, even after a failed attempt. With `wait`, the worker also waits for
+    the next interim analysis, and for other workers, which may die. Each of several `jobs` is a worker process.
     """
     if not (out / STUDY).is_file():
         raise UserError(
@@ -391,9 +377,8 @@ class NextRuns:
 def next_runs(study: Study, out: Path, tried: Collection[tuple[str, int]] | None = ()) -> NextRuns:
     """Return the next runs of a study, without the runs in `tried`, from the study's files alone.
 
-    If `tried` is None, failed runs count as ended. With fixed seeds, the next runs are all runs. With interim analyses,
-    the next runs are the runs of the analysis in progress; there are none if every arm has stopped or has all its
-    seeds. Runs of earlier interim analyses come first if they were interrupted while they were scored during training.
+    If `tried` is None, failed runs count as ended. With interim analyses, the next runs are those of the analysis in
+    progress. Runs of earlier analyses come first if they were interrupted while they were scored during training.
     """
     wanted, words, runs = study, "", standing_runs(study, out)
     if isinstance(study.settings.seeds, SeedPlan):
@@ -422,10 +407,7 @@ def _seconds_of_new(wanted: NextRuns, after: Runs) -> float:
 
 
 def _check_latents_folder(plans: Sequence[Plan]) -> None:
-    """Raise if several tokenizers or image sizes use the same folder of latents.
-
-    By default, each tokenizer and image size has a separate folder.
-    """
+    """Raise if tokenizers or image sizes share a folder of latents; by default, each has a separate folder."""
     kept = [
         plan
         for plan in plans
@@ -440,10 +422,7 @@ def _check_latents_folder(plans: Sequence[Plan]) -> None:
 
 
 def _fetch_weights(untrained: Sequence[Plan]) -> None:
-    """Load tokenizers, teachers and perceptual losses once, so that problems appear before the first step.
-
-    Text encoders may have billions of weights, so only their package is checked.
-    """
+    """Load the frozen networks once to find problems early; of large text encoders, check only the package."""
     for text in dict.fromkeys(plan.text for plan in untrained):
         text.check_packages()
     for tokenizer in dict.fromkeys(plan.tokenizer for plan in untrained):
@@ -494,7 +473,6 @@ def _report_stored(out: Path, progress: StudyProgress, without_data: bool) -> St
 
 
 def _recomputed(out: Path, progress: StudyProgress) -> StudyResults:
-    """Return the results of a study, with new comparisons of the runs in results.json."""
     stored = read_results_file(out / RESULTS)
     try:
         return recompute(tuned(untuned_study(out), stored.tuning), stored, made_looks(out))
@@ -506,10 +484,7 @@ def _recomputed(out: Path, progress: StudyProgress) -> StudyResults:
 
 
 def _loss_of_results(study: Study, out: Path) -> str:
-    """Return the reason why a new report would lose results; empty if it would not.
-
-    A new report would lose results if it had no finished run, although the last report had finished runs.
-    """
+    """Return why a new report would lose results, which is if only the last report had finished runs; or ''."""
     plans = [plan for arm in study.arms for plan in arm.plans]
     files = [result_file(out / "runs" / plan.hash, study.settings.evaluation, plan.train.steps) for plan in plans]
     stored = out / RESULTS
@@ -544,7 +519,6 @@ class ReplicationPlan:
     seeds: list[int]
     claims: list[Claim]
     results: StudyResults
-    """Results of the study that is replicated."""
 
     @property
     def tasks(self) -> list[Task]:
@@ -580,10 +554,7 @@ def _claims_to_hold(out: Path, results: StudyResults) -> list[Claim]:
 
 
 def _seeds_read(results: StudyResults, before: Replication | None) -> list[int]:
-    """Return the seeds of a replication whose folder was moved away.
-
-    The results of these seeds were seen, so the seeds are not fresh.
-    """
+    """Return the seeds of a replication whose folder was moved away. Their results were seen: they are not fresh."""
     return results.replication.seeds if before is None and results.replication else []
 
 
@@ -596,7 +567,6 @@ class StoredReplication:
     """Verdicts to test again, which are the verdicts on arms of both studies."""
     results: StudyResults
     source: str
-    """Name of the finished study."""
 
 
 def plan_replication_from(out: Path, path: Path, progress: StudyProgress = SILENT) -> StoredReplication:

@@ -28,10 +28,7 @@ FOLDER = "proposals"
 ERROR = 0.05
 """The probability of any false `keep` in a chain of proposals."""
 FLATNESS = 10
-"""Constant that sets how slowly the levels fall.
-
-A larger value gives lower levels to early proposals and higher levels to late ones.
-"""
+"""Constant that sets how slowly the levels fall; a larger value lowers early levels and raises late ones."""
 _LEDGER, _HEAD = "ledger.jsonl", "head.json"
 _REMEDY = (
     "put the ledger back from a copy. Without it nobody knows what the proposals have spent, so no other is judged "
@@ -142,14 +139,10 @@ class Ledger:
         return self._with(entry.model_copy(update={"date": datetime.now(UTC).isoformat(timespec="seconds")}))
 
     def record(self, answered: Answered) -> Ledger:
-        """Write an answer, and return the ledger."""
         return self._with(answered)
 
     def _with(self, entry: Begun | Charged | Answered) -> Ledger:
-        """Append a line, then record the number of lines and the line's hash in the second file.
-
-        If the process is killed between the two writes, nothing is lost.
-        """
+        """Append a line, then its number and hash to the second file. A kill between the two loses nothing."""
         self.folder.mkdir(parents=True, exist_ok=True)
         line = {**entry.model_dump(mode="json"), "previous": self.hash}
         append_line(self.folder / _LEDGER, line)
@@ -160,10 +153,7 @@ class Ledger:
 
 
 def read_ledger(out: Path, vouched: bool = False) -> Ledger:
-    """Return the ledger of a study; empty if there were no proposals.
-
-    Raise `DamagedFileError` if the content of the ledger was changed. `vouched`: a study is known to have proposals.
-    """
+    """Return the ledger; raise `DamagedFileError` if it was changed. `vouched`: proposals are known to exist."""
     folder = out / FOLDER
     file = folder / _LEDGER
     head = read_checked(folder / _HEAD, _REMEDY)

@@ -154,10 +154,9 @@ def every_key(read: Iterable[MadeLook], planned: Iterable[Key]) -> list[Key]:
 
 
 def with_look(read: Sequence[MadeLook], seeds: SeedSet, planned: Sequence[Key]) -> list[MadeLook]:
-    """Add an interim analysis and return the list; unchanged if its seeds were read before and no comparison is new.
+    """Add an interim analysis; the list is unchanged if its seeds were read before and no comparison is new.
 
-    The family of the new analysis has all present and past comparisons of the study, except comparisons that were
-    already read on these seeds.
+    The new family has all present and past comparisons, except those already read on these seeds.
     """
     same = [one for one in read if (one.seeds, one.control_seeds) == (seeds.seeds, seeds.control_seeds)]
     paid = {key for one in same for key in one.keys}
@@ -172,10 +171,7 @@ def is_decided(row: Comparison) -> bool:
 
 
 def replay(rows_of_looks: Iterable[Mapping[Key, Comparison]]) -> dict[Key, Comparison]:
-    """Return each comparison as of the first interim analysis that decided the comparison.
-
-    Undecided comparisons have the values of their last interim analysis.
-    """
+    """Return each comparison as of the first interim analysis that decided it; undecided ones, as of the last."""
     found: dict[Key, Comparison] = {}
     last: dict[Key, Comparison] = {}
     for number, rows in enumerate(rows_of_looks, 1):
@@ -187,10 +183,7 @@ def replay(rows_of_looks: Iterable[Mapping[Key, Comparison]]) -> dict[Key, Compa
 
 
 def _with_later_collapses(row: Comparison, last: Comparison) -> Comparison:
-    """Return a row that also lists the collapsed runs that only the last interim analysis detected.
-
-    These runs do not affect the verdict.
-    """
+    """Return a row with the collapsed runs that only the last analysis found; they do not affect the verdict."""
     later = [seed for seed in last.collapsed if seed not in row.collapsed]
     of_baseline = [seed for seed in last.baseline_collapsed if seed not in row.baseline_collapsed]
     return row.model_copy(update={"collapsed_later": later, "baseline_collapsed_later": of_baseline})

@@ -22,10 +22,7 @@ from tintype.study.study import Study
 def describe_method(
     study: Study, family: Sequence[Key], planned: Collection[Key], metrics: Mapping[str, MetricInfo]
 ) -> str:
-    """Describe how intervals and verdicts were computed, for the report.
-
-    The comparisons in `family` share the study's error.
-    """
+    """Describe for the report how verdicts were computed; comparisons in `family` share the study's error."""
     settings, resolutions = study.settings, study.by_resolution()
     control = any(arm.role == "control" for arm in study.arms)
     tested = [key for key in family if is_tested(key.metric)]
@@ -101,8 +98,7 @@ def method_words(
 ) -> str:
     """Return the sentences that describe the method.
 
-    `margins` is a description of the margins. `tokens` has the token counts if there are several resolutions. If
-    interim analyses stop arms early, `fewest` is the smallest number of seeds of any arm.
+    `tokens` has the token counts of several resolutions. `fewest` is the smallest number of seeds of an arm.
     """
     level = 1 - CONFIDENCE
     text = template("tintype.study", "method.j2", finalize=_as_it_is).render(

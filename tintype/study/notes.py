@@ -1,7 +1,6 @@
 """Make notes on a study's results that a reader should know before relying on a verdict.
 
-A note has a kind, arguments, and one or two sentences. All output formats (HTML, Markdown, the terminal, the live page,
-JSON and the library) show the notes that `notes_of` returns. Each output format escapes the text in its own way.
+All output formats show the notes that `notes_of` returns, and each format escapes the text in its own way.
 """
 
 from __future__ import annotations
@@ -57,13 +56,10 @@ _OUTCOMES: dict[Outcome, tuple[str, str]] = {
     "contradicted": ("is contradicted", "are contradicted"),
     "incomplete": ("is incomplete", "are incomplete"),
 }
-"""Singular and plural wording of verdicts."""
 
 
 @dataclass(frozen=True)
 class Note:
-    """A note on a study's results."""
-
     kind: str
     text: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -75,7 +71,6 @@ class Note:
 
     @property
     def data(self) -> dict[str, Any]:
-        """Return the note as plain data."""
         return {"kind": self.kind, "text": self.text, "warns": self.warns, "where": list(self.where), **self.arguments}
 
 
@@ -173,7 +168,6 @@ def source_words(made: Replication) -> str:
 
 
 def _fresh(row: Replicated) -> str:
-    """Format the first and the fresh difference of a verdict."""
     first = f"{row.verdict} by {row.first.value:+.3g}" if row.verdict != "same" else "same"
     fresh = "" if row.fresh is None else f"{interval_words(row.fresh)}: "
     return f"{first}, then {fresh}{outcome_words(row)}"
@@ -216,10 +210,7 @@ def times_words(times: int) -> str:
 
 
 def _looks(results: StudyResults) -> Iterator[Note]:
-    """State the number of this interim analysis, and how many runs the planned analyses saved.
-
-    Return nothing for the first analysis of a study with fixed seeds.
-    """
+    """State the number of this interim analysis, and the saved runs; nothing at a first look with fixed seeds."""
     made = [look for look in results.looks if look.made]
     if results.looks_planned:
         open_ = len(made) < len(results.looks) and any(not arm.stopped for arm in with_role(results, "arm"))
@@ -279,10 +270,7 @@ def _bank(results: StudyResults) -> Iterator[Note]:
 
 
 def _at_resolutions(results: StudyResults) -> Iterator[Note]:
-    """Yield the notes of each resolution.
-
-    A note that applies to all resolutions is yielded once, before the first note of the same position.
-    """
+    """Yield the notes of each resolution; a note on all of them comes once, before the first of its position."""
     views, said = results.by_resolution(), dict[str, list[Note]]()
     for view in views:
         for note in (*_control(view), *_blind(view), *_not_compared(view), *_speed(view), *_cost(view)):
@@ -296,10 +284,7 @@ def _at_resolutions(results: StudyResults) -> Iterator[Note]:
 
 
 def _control(view: StudyResults) -> Iterator[Note]:
-    """State that the control does not differ, if the study could have detected a difference.
-
-    If the study could not have shown a difference, yield no note.
-    """
+    """State that the control does not differ; yield nothing if the study could not have detected a difference."""
     controls, seeds = with_role(view, "control"), len(view.seeds)
     if view.sketch or differing_controls(view):
         return
@@ -537,10 +522,7 @@ def _collapses(arm: Arm, seeds: Collection[int], whole: str, labels: list[str], 
 
 
 def _collapse_words(run: Run, healthy: list[Run]) -> str:
-    """Name a collapsed run, and the step after which its loss stays above the losses of the arm's other runs.
-
-    A loss that was logged only at the end cannot show when the run collapsed.
-    """
+    """Name a collapsed run, and the step after which its loss stays above the others' losses, if it was logged."""
     for name in (validation.METRIC.name, "flow"):
         curves = [one.curves[name] for one in healthy if name in one.curves]
         if name not in run.curves or not curves or len(run.curves[name].step) < 2:

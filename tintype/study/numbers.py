@@ -52,10 +52,7 @@ def improvement(metric: MetricInfo, difference: float) -> float:
 
 
 def ranked_arms(results: StudyResults) -> list[Arm]:
-    """Return the arms in descending order of improvement in the first primary metric, followed by the control.
-
-    Arms that lost runs of this metric come after complete arms.
-    """
+    """Return the arms by improvement in the first primary metric, then arms that lost runs, then the control."""
     metric = primary_metrics(results)[0] if results.metrics else None
 
     def place(arm: Arm) -> tuple[bool, bool, float]:
@@ -70,10 +67,9 @@ def ranked_arms(results: StudyResults) -> list[Arm]:
 def too_few_seeds(metric: MetricInfo, comparison: Comparison) -> bool:
     """Return whether no possible change of the metric could have been detected with these seeds.
 
-    The result is true if the smallest detectable difference is larger than the baseline's own value. For a metric
-    between two bounds, the result is true if this difference is larger than half of the metric's range. The result is
-    false if any interval, corrected or not, excludes zero. The result is also false if runs were lost, since the
-    verdict then reports the loss.
+    The smallest detectable difference is then larger than the baseline's own value, or than half of the range of a
+    bounded metric. The result is false if an interval excludes zero, or if runs were lost, since the verdict reports
+    the loss.
     """
     if comparison.p is None or comparison.verdict in (*DECIDED, *LOST) or _excludes_zero(comparison):
         return False
@@ -126,11 +122,7 @@ def relative(comparison: Comparison) -> float | None:
 
 
 def metric_decimals(results: StudyResults, metric: str) -> int:
-    """Return the number of decimals for all values of a metric, so that a column is easy to read.
-
-    The decimals show two digits of the intervals' width. If the intervals are wide because of few seeds, the decimals
-    show one digit of the baseline's spread.
-    """
+    """Return the decimals for a metric: two digits of the intervals' width, or one of the spread if seeds are few."""
     compared = [arm.comparisons[metric] for arm in compared_arms(results) if metric in arm.comparisons]
     reaches = [(c.ends[1] - c.ends[0]) / 2 for c in compared if c.ends and c.ends[1] > c.ends[0]]
     values = metric_values(baseline_of(results), metric)

@@ -1,8 +1,4 @@
-"""Store images that a user picked in the playground in the study's folder, for the study's report.
-
-Each image is a PNG in `picked/` with a small record `NAME.json` beside it. If the PNG or the record is deleted, the
-next report does not show the image.
-"""
+"""Store images that a user picked in the playground, for the report: a PNG and a record `NAME.json` for each."""
 
 from __future__ import annotations
 

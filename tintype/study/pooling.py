@@ -38,10 +38,7 @@ from tintype.study.study import ArmPlan, Study
 
 PooledVerdict = Literal["better", "worse", "same", "undecided", "sketch", Loss]
 DIFFER = 0.1
-"""Studies count as different if the p-value of the heterogeneity test is below this.
-
-The heterogeneity test is weak with few studies.
-"""
+"""Studies differ if the p-value of the heterogeneity test is below this. The test is weak with few studies."""
 _ARM, _BASELINE = "arm", "baseline"
 
 
@@ -51,7 +48,6 @@ class StudyEstimate:
 
     studies: list[str]
     seeds: int
-    """Number of the arm's runs that are used."""
     baseline_seeds: int
     """Number of the baseline's runs that are used, including the control's runs."""
     difference: Interval
@@ -60,10 +56,7 @@ class StudyEstimate:
 
 @dataclass(frozen=True)
 class PooledMetric:
-    """One metric of one arm over several studies.
-
-    Each difference is the arm's mean minus the baseline's mean, in the metric's unit.
-    """
+    """One metric of one arm over several studies; differences are in the metric's unit, arm minus baseline."""
 
     metric: str
     label: str
@@ -91,7 +84,6 @@ class PooledMetric:
 
     @property
     def agreement(self) -> str:
-        """State whether the studies differ."""
         if self.heterogeneity_p is None:
             return "one set of runs, so whether studies differ is not known"
         if self.heterogeneity_p < DIFFER:
@@ -102,7 +94,6 @@ class PooledMetric:
 @dataclass(frozen=True)
 class PooledArm:
     arm: str
-    """The arm's label in the first study that has this arm."""
     names: dict[str, str]
     """The arm's label in each study that has this arm, by study."""
     seeds: int
@@ -116,8 +107,6 @@ class PooledArm:
 
 @dataclass(frozen=True)
 class Pooled:
-    """Several studies, read together."""
-
     studies: list[str]
     arms: list[PooledArm]
     left_out: list[str]
@@ -293,8 +282,7 @@ def _has(runs: Sequence[Run], metric: str) -> bool:
 def _cells(groups: Sequence[_Group], info: MetricInfo) -> Cells:
     """Return the cells (values by arm) of one metric, without collapsed runs.
 
-    The arms of all groups have one plan, and all baselines have one plan. So spreads are pooled over groups, but means
-    are computed for each group.
+    Spreads are pooled over groups, since plans are equal, but means are computed for each group.
     """
     values = {
         f"{role} {number}": {

@@ -65,10 +65,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class MetricPower:
-    """The power of the planned study for one metric.
-
-    Sequences have three entries, for the measured, smallest and largest spread.
-    """
+    """The power of the planned study for one metric, for the measured, smallest and largest spread."""
 
     metric: MetricInfo
     baseline: float
@@ -88,19 +85,13 @@ class MetricPower:
     by_seeds: dict[int, Sequence[float]]
     """The detectable changes for other numbers of seeds, in ascending order."""
     seeds_needed: Sequence[int | None] | None
-    """Number of seeds with which 80% of studies find the effect.
-
-    A None in the sequence means more than a thousand seeds.
-    """
+    """Number of seeds with which 80% of studies find the effect; a None inside means more than a thousand."""
     margin: str
     """The margin: the largest difference for which the verdict can be *same*."""
     same: Sequence[float] | None
     """Probability of the verdict "same" for an arm without a difference; None if the margin is zero."""
     same_seeds: Sequence[int | None] | None
-    """Number of seeds with which 80% of studies reach the verdict "same" for an arm without an effect.
-
-    None within it: more than a thousand.
-    """
+    """Number of seeds with which 80% of studies call an arm without an effect *same*; None as in `seeds_needed`."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +121,6 @@ class PowerPlan:
     skipped: list[str]
     """Studies without a known spread, and the reasons."""
     between: int = 0
-    """Pairs of arms that are compared with each other."""
     stored: int = 0
     """Number of stored baseline runs that the new study uses because of `analysis.bank`."""
 
@@ -169,15 +159,11 @@ class PowerPlan:
         return same_power(margin / (wide * spread * math.sqrt(error.value)), error.freedom, confidence)
 
     def seeds_needed(self, effect: float, spread: float, confidence: float) -> int | None:
-        """Return the smallest number of seeds, at least two, that finds the effect with 80% power; None above a
-        thousand.
-        """
+        """Return the fewest seeds, at least two, that find the effect with 80% power; None above a thousand."""
         return _fewest(lambda seeds: self.power(effect, spread, seeds, confidence))
 
     def same_seeds(self, margin: float, spread: float, confidence: float) -> int | None:
-        """Return the smallest number of seeds with which 80% of studies call an arm without a difference "same", or
-        None.
-        """
+        """Return the fewest seeds with which 80% of studies call an arm without a difference *same*, or None."""
         return _fewest(lambda seeds: self.same(margin, spread, seeds, confidence))
 
 
@@ -283,10 +269,7 @@ def _useless(results: StudyResults, without: Sequence[str]) -> str | None:
 
 
 def _repeated(results: StudyResults, others: Iterable[StudyResults]) -> str | None:
-    """Return the reason why a study counts as a copy of another study; None if it is not a copy.
-
-    Scores of the same runs by another protocol do not make a copy.
-    """
+    """Return why a study counts as a copy of another one, or None. Other scores of the same runs are no copy."""
     runs = [_hashes(arm) for arm in results.arms]
     for other in others:
         if runs == [_hashes(arm) for arm in other.arms] and _identity(results) == _identity(other):
@@ -351,10 +334,7 @@ def _metric_power(
     without: Sequence[str] = (),
     share: float = FIRST_SHARE,
 ) -> MetricPower | None:
-    """Compute the power for one metric; `share` is the fraction of the study's error for the interim analysis.
-
-    Return None if the metric is not tested, was not measured, or has equal values for all seeds.
-    """
+    """Compute the power for one metric; None if it is not tested, not measured, or equal for all seeds."""
     if not is_tested(info.name):
         return None
     changed = _once(arm for results in studies for arm in _arms(results, without) if info.name in arm.comparisons)
@@ -402,11 +382,10 @@ def _metric_power(
 
 
 def planned_margins(study: Study, past: Iterable[StudyResults]) -> list[tuple[str, PowerPlan, list[MetricPower]]]:
-    """Describe which margins a planned study can reach, by resolution.
+    """Describe which margins a planned study can reach, by resolution; empty if the spread is unknown.
 
-    The spread comes from past studies, or from the study itself, with the same baseline and protocol; empty if unknown.
-    The number of seeds is the most that an arm can get, and the level is the level of the last planned interim
-    analysis.
+    The spread comes from past studies or the study itself, with the same baseline and protocol. Arms have their most
+    seeds, at the level of the last planned interim analysis.
     """
     metrics, seeds = metric_infos(study), study.settings.seeds
     counts = counts_of([key for key in asked_of(study, metrics) if is_tested(key.metric)], study.settings.primary)
@@ -435,7 +414,6 @@ def _collapsed(studies: Sequence[StudyResults], metric: str) -> set[str]:
 
 
 def _healthy(arm: Arm, metric: str, collapsed: Collection[str]) -> list[float]:
-    """Return the value of each run, without collapsed runs."""
     return metric_values(arm, metric, [run.seed for run in arm.runs if run.hash in collapsed])
 
 

@@ -29,7 +29,6 @@ class PlannedStudy:
     folder: Path
     notes: Sequence[Note]
     estimate: StudyEstimate
-    """Cost of a run of each arm on one GPU."""
     cost: Cost | None = None
     """The number of runs and their duration; None if the caller did not ask for them."""
 

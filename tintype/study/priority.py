@@ -31,10 +31,7 @@ from tintype.study.verdicts import cells_of
 
 @dataclass(frozen=True)
 class Priority:
-    """The priority of an arm, or of the baseline, for one metric.
-
-    Gains are fractions of the baseline's mean; larger is better.
-    """
+    """The priority of a plan for one metric; gains are fractions of the baseline's mean, and larger is better."""
 
     arm: str
     resolution: str
@@ -63,7 +60,6 @@ class Priority:
 
     @property
     def row(self) -> dict[str, Any]:
-        """Return the priority as plain data."""
         gain, then, rank = self.gain, self.equal_time, self.rank
         row = {
             "arm": self.arm,
@@ -88,11 +84,7 @@ class Priority:
 
 
 def priorities(results: StudyResults) -> list[Priority]:
-    """Return the priorities of the arms and the baseline for each primary metric and resolution, with arms on the front
-    first.
-
-    Arms are then ordered by rank; arms of equal rank keep the order of the study.
-    """
+    """Return priorities by primary metric and resolution: the front first, then by rank, then in the study's order."""
     views, metrics = results.by_resolution(), [one for one in results.metrics if one.primary] or results.metrics[:1]
     tested = [metric for metric in metrics if is_tested(metric.name)]
     pairs = sum(len(_undeclared(view)) for view in views) * len(tested)

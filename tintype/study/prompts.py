@@ -28,10 +28,7 @@ class SampledPrompts(BaseModel):
     also: tuple[_Condition, ...] = ()
 
     def scored_on(self, metrics: Collection[str]) -> list[str]:
-        """Return the prompts on which any metric is measured, with the prompts of the main sampling first.
-
-        A sampled condition has no metric if there are no distances, no scenes and no text encoder.
-        """
+        """Return the prompts on which any metric is measured, with the prompts of the main sampling first."""
         named = [one.prompts for one in self.also if any(metric.endswith(f"_{one.name}") for metric in metrics)]
         return list(dict.fromkeys([self.prompts, *named]))
 

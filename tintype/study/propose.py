@@ -106,16 +106,12 @@ class Judgement:
     answer: Answer
     reason: str
     rows: Mapping[str, Comparison]
-    """The comparisons with the baseline, by metric."""
 
 
 def judge(
     runs: Runs, metrics: Metrics, analysis: AnalysisSettings, level: float, most: int, last: bool = False
 ) -> Judgement:
-    """Test a proposal at one interim analysis. The proposal must be better in the first of the metrics.
-
-    `level` is the one-sided level of this interim analysis. `most` is the number of seeds at the last interim analysis.
-    """
+    """Test at an interim analysis, one-sided at `level`, whether a proposal is better in the first metric."""
     (first, meaning), *others = metrics.items()
     row = compare_proposal(runs, first, metrics, analysis, 1 - 2 * level)
     if row.verdict == "better":
@@ -137,10 +133,7 @@ def judge(
 def compare_proposal(
     runs: Runs, metric: str, metrics: Metrics, analysis: AnalysisSettings, confidence: float
 ) -> Comparison:
-    """Compare a proposal's runs with the baseline's runs for one metric, without collapsed runs.
-
-    An arm that collapses more often than the baseline is unstable.
-    """
+    """Compare the runs for one metric, without collapsed runs; an arm that collapses more often is unstable."""
     roles: dict[str, Role] = {role: role for role in ("baseline", "control", "arm") if role in runs}
     names = {"arm": "", "baseline": "baseline"}
     asked = Asked(Key("arm", metric), against("arm", "baseline"), names, [role for role in roles if role != "arm"])
@@ -196,7 +189,6 @@ class Proposal(BaseModel):
     ledger: str
     """Hash of the ledger's last line. If a later version of the ledger lacks this line, the ledger was changed."""
     signal: int | None = None
-    """The signal that stopped this command; None if no signal came."""
 
     @property
     def exit_code(self) -> int:
@@ -261,8 +253,6 @@ def proposals(out: Path) -> list[Proposal]:
 
 @dataclass(frozen=True)
 class _Chain:
-    """A study with the ledger of its proposals."""
-
     out: Path
     study: Study
     ledger: Ledger
@@ -325,7 +315,6 @@ class _Chain:
         return list(dict.fromkeys(seed for look in self.begun.looks for seed in (*look.arm, *look.baseline)))
 
     def next_entry(self, arm: ArmSettings, study: Study) -> Charged:
-        """Return the proposal as a new entry of the ledger."""
         number = len(self.ledger.charged) + 1
         plan = _plan_hash(_arm_of(study, arm).plans[0])
         return Charged(
@@ -344,8 +333,6 @@ class _Chain:
 
 @dataclass(frozen=True)
 class _Work:
-    """The runs of one proposal."""
-
     chain: _Chain
     study: Study
     budget: Budget
@@ -403,7 +390,6 @@ class _Work:
         return sorted(found, key=lambda task: order[task.plan.seed])
 
     def _runs(self, look: LookSeeds) -> dict[Role, list[Run]]:
-        """Return the runs that an interim analysis compares."""
         every = standing_runs(self.study, self.chain.out)
         seeds = {"arm": look.arm, "baseline": look.baseline, "control": self.chain.begun.control}
         compared = [one for one in self.study.arms if one.role != "arm" or one is self.arm]
@@ -471,10 +457,7 @@ def planned_shares(looks: Sequence[LookSeeds]) -> list[tuple[LookSeeds, float]]:
 
 
 def looks_at(plan: SeedPlan, order: Sequence[int], done: Sequence[int]) -> tuple[LookSeeds, ...]:
-    """Return the interim analyses of a proposal whose arm gets seeds in this order.
-
-    The baseline also uses its finished seeds.
-    """
+    """Return the interim analyses of a proposal whose arm gets seeds in this order; the baseline also uses `done`."""
     return tuple(
         LookSeeds(arm=tuple(order[:count]), baseline=tuple(dict.fromkeys([*order[:count], *done])))
         for count in plan.counts

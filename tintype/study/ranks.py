@@ -1,8 +1,7 @@
-"""Train a run on several ranks (`run.ranks`), which `torchrun` starts in a child process of the worker; the worker
-itself scores the run.
+"""Train a run on several ranks (`run.ranks`), which `torchrun` starts; the worker itself scores the run.
 
-The first rank holds the run's lease while the ranks train (`tintype.study.rank`). So the process that writes files also
-detects when the lease is lost. The output of the ranks is in `launch/` in the study's folder.
+The first rank holds the run's lease (`tintype.study.rank`), so that the process that writes files also detects a lost
+lease. The output of the ranks is in `launch/` in the study's folder.
 """
 
 from __future__ import annotations

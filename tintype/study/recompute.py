@@ -1,8 +1,7 @@
 """Recompute a study's verdicts from results.json if the files of the runs were deleted.
 
-The comparisons of a study are a function of its runs and its settings, and results.json has the metrics of every run.
-So a study without run folders is compared by the same code as all other studies. The runs' numbers do not change. Each
-metric keeps the definition that was used for scoring, and values with different definitions are never compared.
+The results have the metrics of every run, so the same code compares them. Each metric keeps the definition that was
+used for scoring, and values with different definitions are never compared.
 """
 
 from __future__ import annotations
@@ -22,10 +21,7 @@ from tintype.study.study import ArmPlan, Study
 
 
 def recompute(study: Study, stored: StudyResults, made: Sequence[MadeLook]) -> StudyResults:
-    """Return the stored results with recomputed comparisons. `made` are the past interim analyses of the study.
-
-    Sampling errors are not recomputed, since they may require values of single images, which results do not contain.
-    """
+    """Return results with new comparisons, but old sampling errors, which may need values of single images."""
     arms = {arm.label: arm for arm in stored.arms}
     if unknown := arms.keys() - {arm.label for arm in study.arms}:
         raise UserError(f"the results have arms that study.yaml does not have: {', '.join(sorted(unknown))}")
@@ -71,7 +67,6 @@ def _with_errors(rows: Rows, stored: Rows) -> Rows:
 
 
 def _comparisons(found: StudyResults) -> Rows:
-    """Return the comparisons of all arms with the baseline and with each other."""
     of_two = {
         between_key(pair.first, pair.second, pair.resolution, metric): row
         for pair in found.between

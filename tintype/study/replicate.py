@@ -114,10 +114,7 @@ def _claim(key: Key, verdict: Claimed, row: Comparison) -> Claim:
 
 
 def fresh_seeds(used: Iterable[int], count: int) -> list[int]:
-    """Return the first seeds from 10,000 on that were never used.
-
-    The same files give the same seeds, so that a command can resume.
-    """
+    """Return the first seeds from 10,000 on that were never used; always the same, so that a command can resume."""
     known = set(used)
     last = _FIRST_FRESH + count + len(known)
     return [seed for seed in range(_FIRST_FRESH, last) if seed not in known][:count]
@@ -169,8 +166,7 @@ class FreshRuns:
 def fresh_runs(mine: StoredStudy, other: StoredStudy, study: Study, used: Collection[int]) -> FreshRuns:
     """Return the runs of the other study that have plans of `study`, with seeds that are not in `used`.
 
-    The arms of `study` are the arms with a verdict and their baselines. The control's seeds in the other study give
-    additional runs of the baseline.
+    The control's seeds in the other study give additional runs of the baseline.
     """
     if reason := why_apart(other, study.settings.evaluation.hash, mine.numerics):
         raise UserError(f"{option('from', other.folder)}: {reason}, so its runs cannot test this study's verdicts")
@@ -250,10 +246,9 @@ def _ends(fresh: Comparison) -> tuple[float, float] | None:
 
 
 def _seeds_to_settle(claim: Claim, fresh: Comparison) -> int | None:
-    """Return the number of fresh seeds that would decide an open verdict; None if a thousand would not decide it.
+    """Return the number of fresh seeds that would decide an open verdict; None if a thousand would not.
 
-    The calculation assumes that the difference stays the same, and that its interval shrinks with the root of the
-    number of seeds. Additional degrees of freedom would shrink the interval slightly more.
+    The difference is assumed to stay the same, and its interval to shrink with the root of the number of seeds.
     """
     ends, seeds = _ends(fresh), len(fresh.differences)
     if ends is None:
@@ -267,11 +262,10 @@ def _seeds_to_settle(claim: Claim, fresh: Comparison) -> int | None:
 
 
 def pool(first: Interval, level: float, fresh: Interval, fresh_level: float) -> Interval | None:
-    """Return the inverse-variance mean of two differences with its 95% interval; None if one of them has no interval.
+    """Return the inverse-variance mean of two differences with its 95% interval; None without both intervals.
 
-    A standard error is the half-width of an interval over the normal quantile of its confidence. The intervals are
-    Student's t intervals, so the standard errors and the pooled interval are slightly too wide. Both given differences
-    are in the metric's unit.
+    A standard error is a half-width over the normal quantile of its confidence; for Student's t, it is slightly too
+    wide.
     """
     errors = [_error(first, level), _error(fresh, fresh_level)]
     if not all(error and math.isfinite(error) for error in errors):
@@ -291,7 +285,6 @@ def _normal_quantile(confidence: float) -> float:
 
 
 def replicated(claim: Claim, fresh: Comparison | None) -> Replicated:
-    """Return a verdict together with its outcome on fresh seeds."""
     outcome, interval = judge(claim, fresh), None
     if fresh is not None and fresh.differences and fresh.verdict not in ("incomplete", "failed", "diverged"):
         interval = fresh.interval
@@ -324,7 +317,6 @@ def write_replication(replication: Replication, out: Path) -> None:
 
 
 def read_replication(out: Path) -> Replication | None:
-    """Return the replication of a study; None if there is none."""
     file = out / FOLDER / _FILE
     if not file.exists():
         return None

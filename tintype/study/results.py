@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Loss = Literal["diverged", "failed", "incomplete"]
-"""Why a run has no value: training or scoring gave a value that is not finite, its process failed, or it is not done.
-"""
+"""Why a run has no value: a value of training or scoring is not finite, its process failed, or it is not done."""
 EndState = Literal["done", "diverged", "failed", "missing"]
 Verdict = Literal[
     "better",
@@ -87,10 +86,7 @@ class Curve(_Data):
     value: list[float]
 
     def stays_above(self, others: Sequence[Curve]) -> int | None:
-        """Return the logged step from which this curve stays above all `others`; None if there is none.
-
-        Only steps that are also logged in `others` are compared.
-        """
+        """Return the first step from which the curve stays above all `others`, at steps that all logged, or None."""
         highest: dict[int, float] = {}
         for step, value in ((step, value) for one in others for step, value in zip(one.step, one.value, strict=True)):
             highest[step] = max(value, highest.get(step, value))
@@ -222,16 +218,14 @@ class Interval(_Data):
 
     @property
     def ends(self) -> tuple[float, float] | None:
-        """Return both ends of the interval; None if there is no interval."""
         return None if self.low is None or self.high is None else (self.low, self.high)
 
 
 class Comparison(_Data):
     """One metric of one arm against the baseline: a row of the table of verdicts.
 
-    Differences are arm minus baseline. In a comparison of two arms, the second arm takes the place of the baseline. If
-    no seed has both of its runs, the numbers are NaN, and the verdict says whether runs diverged or failed. Means on a
-    logarithmic scale are geometric.
+    Differences are arm minus baseline, or first minus second arm. If no seed has both of its runs, the numbers are NaN.
+    Means on a logarithmic scale are geometric.
     """
 
     mean: float
@@ -289,12 +283,10 @@ class Comparison(_Data):
 
     @property
     def interval(self) -> Interval:
-        """Return the difference with its interval."""
         return Interval(value=self.difference, low=self.low, high=self.high)
 
     @property
     def ends(self) -> tuple[float, float] | None:
-        """Return both ends of the interval; None without an interval."""
         return self.interval.ends
 
     @property
@@ -326,7 +318,6 @@ class Crowded(_Data):
     """A run that went back to the queue because memory ran out while other runs used it too."""
 
     arm: str
-    """The arm's label."""
     seed: int
     times: int
 
@@ -389,7 +380,6 @@ class Between(_Data):
 
     @property
     def label(self) -> str:
-        """Return both names, with the resolution if the study has several."""
         return arm_label(f"{self.first} against {self.second}", self.resolution)
 
 
@@ -521,8 +511,7 @@ class Sweep(_Data):
     """In the order of the grid: the last key changes first."""
     chosen: int
     edges: list[str]
-    """Directions in which a better value may lie, as "optimizer.lr above 0.003"; empty if the best is inside the range.
-    """
+    """Directions in which a better value may lie, as "optimizer.lr above 0.003"; empty if the best is inside."""
 
 
 class Tuning(_Data):
@@ -558,8 +547,7 @@ class DifferenceAt(_Data):
 class Reach(_Data):
     """The first step, and the training seconds, at which an arm reaches the baseline's final quality.
 
-    The interval begins where the arm may have reached that quality, and ends where it surely has. Infinity means that
-    the arm does not reach it at any scored step.
+    The interval goes from where the arm may have reached that quality to where it surely has; infinity means never.
     """
 
     step: Interval
@@ -633,7 +621,6 @@ class Replicated(_Data):
     """A verdict of the study, and its outcome on fresh seeds."""
 
     arm: str
-    """The arm's label."""
     metric: str
     verdict: Literal["better", "worse", "same"]
     first: Interval
@@ -757,7 +744,6 @@ class StudyResults(_Data):
     """The baseline first, then the others in the study's order; grouped by resolution, fewest tokens first."""
     protocol: dict[str, object]
     encoders: dict[str, EncoderInfo] = {}
-    """The encoders of images, by name."""
     warnings: list[str] = []
     """Warnings of the evaluations, for example of too few images."""
     resolutions: list[Resolution] = Field(min_length=1)
@@ -775,13 +761,11 @@ class StudyResults(_Data):
     looks: list[LookInfo] = []
     """Oldest first; empty in older results."""
     replication: Replication | None = None
-    """None if the verdicts were not replicated."""
     looks_planned: bool = False
     """Whether the looks were planned before the first run, by `seeds: {first, most}`."""
     factors: list[FactorEffect] = []
     """Main effects, then interactions, by metric and resolution; empty in a study without `factorial`."""
     tuning: Tuning | None = None
-    """None in a study without `tune`."""
     picked: list[Picked] = []
     """Images picked by hand, oldest first. Verdicts do not use them."""
     crowded: list[Crowded] = []
@@ -789,7 +773,6 @@ class StudyResults(_Data):
     numerics: int | None = None
     """`NUMERICS` of the version that began the study; None if not recorded."""
     bank: Bank | None = None
-    """None in a study without stored runs."""
 
     @model_validator(mode="before")
     @classmethod
@@ -839,7 +822,6 @@ class StudyResults(_Data):
         return rows_of(self, primary=primary)
 
     def notes(self) -> list[Note]:
-        """Return the notes to read before building on the verdicts."""
         from tintype.study.notes import notes_of
 
         return notes_of(self)
@@ -858,10 +840,9 @@ class StudyResults(_Data):
         return [run for run in arm.runs if run.seed not in collapsed]
 
     def baseline_mean(self, metric: str) -> float | None:
-        """Return the mean from which the arms' differences are taken, at one resolution; None if nothing was compared.
+        """Return the mean from which the arms' differences are taken, at one resolution; None without comparisons.
 
-        Arms that stopped at an earlier look were compared with fewer baseline runs. The returned mean is that of the
-        last look, with the most runs.
+        The mean is that of the last look. Arms that stopped earlier were compared with fewer baseline runs.
         """
         known = [row for row in self._rows(metric) if math.isfinite(row.baseline_mean)]
         last = max(known, key=lambda row: (row.look or 0, len(row.differences)), default=None)

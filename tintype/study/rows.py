@@ -1,7 +1,4 @@
-"""Make the table of a study's verdicts, with one row for each comparison, including impossible comparisons.
-
-Reports, the terminal, the live page, `--json`, verdicts.csv, trackers and the library show exactly these rows.
-"""
+"""Make the rows of a study's verdicts, also for impossible comparisons. All output formats show exactly these rows."""
 
 from __future__ import annotations
 
@@ -71,10 +68,9 @@ def glyph(verdict: str) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """The verdict and the numbers for one metric of an arm, of two arms, of a trend over resolutions, or of a factor.
+    """The verdict and the numbers for one metric of an arm, of two arms, of a trend or of a factor.
 
-    A difference is the arm minus the baseline; for two arms, the first minus the second. For a trend, differences are
-    differences of log ratios.
+    A difference is the arm minus the baseline, or the first arm minus the second; a trend has log ratios.
     """
 
     kind: Kind
@@ -89,7 +85,6 @@ class Row:
     words: str
     """The verdict with the number of diverged, failed or collapsed runs; without a verdict, the reason."""
     comparison: Comparison | None = None
-    """The comparison; None if nothing is compared."""
     replicated: str = ""
     """Outcome of the verdict on fresh seeds, or a remark that none were run; empty if there is nothing to replicate."""
     effect: FactorEffect | None = None
@@ -139,7 +134,6 @@ class Row:
 
     @property
     def difference(self) -> str:
-        """Return the difference with its interval."""
         return f"{self.change} {self.interval}".strip()
 
     @property

@@ -1,7 +1,4 @@
-"""Train and score a run of a study. Finished work is skipped, and unfinished work is resumed.
-
-Runs are made seed by seed, so that the arms of one seed run close together in time and can be compared fairly.
-"""
+"""Train and score runs, without repeating finished work; seed by seed, so that arms of a seed run close in time."""
 
 from __future__ import annotations
 
@@ -63,11 +60,7 @@ class Message:
 
     key: tuple[str, int]
     state: State
-    """State of the run. `lost`: another worker has taken over the run. `died`: memory ran out. `full`: the disk is
-    full.
-
-    `crowded`: memory ran out while other runs also used it, so the run goes back to the queue.
-    """
+    """`lost`: another worker took over. `died`: memory ran out; `crowded`: beside others. `full`: disk full."""
     share: float = 0.0
     text: str = ""
     step: int = 0
@@ -141,19 +134,13 @@ def tasks_of(study: Study, out: Path) -> list[Task]:
 
 
 def next_task(waiting: Sequence[Task], begun: Sequence[Task]) -> Task | None:
-    """Return the first task whose parent run has ended.
-
-    If the parent run failed, the task reports the failure when it begins.
-    """
+    """Return the first task whose parent run has ended; the task reports a failed parent when it begins."""
     unfinished = {task.plan.hash for task in (*waiting, *begun)}
     return next((task for task in waiting if task.parent not in unfinished), None)
 
 
 _kept: list[Exception] = []
-"""Errors of a failed GPU, stored so that they are never freed.
-
-To free the tensors in the errors' frames, torch would call the GPU and could hang.
-"""
+"""Errors of a failed GPU, never freed: to free tensors in their frames, torch would call the GPU and could hang."""
 
 
 class _StoppedError(Exception):
@@ -169,10 +156,7 @@ def run_task(
     on_step: Callable[[int], None] = lambda step: None,
     score: bool = True,
 ) -> Message:
-    """Train and score a run. `fence` is the fence of the worker's lease. Without `score`, the run is only trained.
-
-    `on_step` is called after every training step.
-    """
+    """Train and score a run under the `fence` of its lease; without `score`, the run is only trained."""
     sent_s = 0.0
 
     def on_progress(progress: Progress) -> None:
@@ -247,10 +231,7 @@ def run_task(
 
 
 def _probe(protocol: Protocol, parts: Session, step: int) -> dict[str, float]:
-    """Measure the validation loss during training, on fewer images than for the final loss.
-
-    On the smaller images of a stage, the loss has a separate name.
-    """
+    """Measure the validation loss on few images; on the smaller images of a stage, the loss has a separate name."""
     count, scored = min(_PROBE_IMAGES, protocol.validation_count), scored_data(parts.plan, protocol, step)
     source, size_px = held_out(scored, protocol), scored.data.size_px
     with checked_memory():

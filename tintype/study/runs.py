@@ -78,10 +78,7 @@ def _pad(meaning: Definition) -> float:
 
 
 def standing_runs(study: Study, out: Path) -> dict[str, list[results.Run]]:
-    """Read every run of the study from its files.
-
-    A run with a damaged result counts as missing, so that a worker scores it again.
-    """
+    """Read every run of the study. A run with a damaged result counts as missing, so that it is scored again."""
     protocol = study.settings.evaluation
 
     def read(plan: Plan) -> results.Run:
@@ -149,10 +146,7 @@ def describe_resolution(arms: Sequence[ArmPlan], protocol: Protocol, out: Path, 
 def read_run(
     plan: Plan, protocol: Protocol, out: Path, along: Along | None = None, *, logs: bool = True
 ) -> results.Run:
-    """Read a run from its files; if `along` gives the steps of scores during training, read these scores too.
-
-    Without `logs`, leave out curves, events and training time, and use the speed measured during scoring.
-    """
+    """Read a run; without `logs`, leave out curves, events and training time, and use the speed from scoring."""
     path = out / "runs" / plan.hash
     folder, record = str(path.relative_to(out)), RunRecord(path, plan)
     stored = result_file(path, protocol, plan.train.steps)
@@ -215,10 +209,9 @@ def _finished_run(
 
 
 def _with_along(run: results.Run, record: RunRecord, along: Along) -> results.Run:
-    """Return the run with its scores during training and their training seconds.
+    """Return the run with scores during training, but without throughput, which does not belong to a single step.
 
-    Throughput is left out, since it does not belong to a single step. A run whose whole log was lost has no training
-    seconds, and therefore no scores during training. An event records that the log was lost.
+    A run whose log was lost has no training seconds, and so no scores during training; an event records this.
     """
     plan, found, seconds = record.plan, list[results.ScoreAt](), run.evaluate_s
     for step in (*along.steps, plan.train.steps):
@@ -261,10 +254,7 @@ def _text(plan: Plan, identity: str) -> results.TextInfo:
 
 
 def check_identities(runs: Runs) -> None:
-    """Raise if the same name or setting stood for different weights in a study.
-
-    With different weights, arms would differ in undeclared ways.
-    """
+    """Raise if one name stood for different weights in a study: arms would differ in undeclared ways."""
     found: dict[str, tuple[str, str]] = {}
     for arm, run in ((arm, run) for arm, of_arm in runs.items() for run in of_arm):
         for part, settings, identity, remedy in identities_of(run):

@@ -30,10 +30,7 @@ _MOST_ROUNDING = 0.005
 _NEAR_EDGE = 0.05
 """A value lies at the edge if its distance to an end is below this fraction of the range, on the range's scale."""
 _TRIES = 100
-"""Maximum number of draws per trial.
-
-A draw is repeated if it gives the same values as an earlier trial, which can happen in a small range.
-"""
+"""Maximum number of draws per trial; a draw that gives the values of an earlier trial is repeated."""
 Bounds = tuple[float, float]
 
 
@@ -210,8 +207,7 @@ def suggest(
 ) -> dict[str, TuneValue]:
     """Return the next values that Optuna's sampler tries, after the trials in `history` with their scores.
 
-    The whole search is replayed from its seed, so that a killed search can resume from its history alone. A trial
-    without a score, because it diverged, counts as worse than all others.
+    The search is replayed from its seed, so that it can resume. A trial without a score counts as the worst.
     """
     optuna = optuna_package(by)
     optuna.logging.set_verbosity(optuna.logging.ERROR)

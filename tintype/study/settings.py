@@ -81,7 +81,6 @@ class ArmSettings(Settings):
 
 
 def _factor(given: object) -> object:
-    """Return a factor as the settings of an arm."""
     if isinstance(given, str):
         raise ValueError(f"write each factor as a list, [{given}], so that a factor can have several techniques")
     if isinstance(given, Mapping):  # written like an arm, with a name; strict settings take no list for a tuple here
@@ -100,10 +99,7 @@ def split_changes(specs: Sequence[str]) -> dict[str, list[str]]:
 
 
 def combined(factors: Sequence[ArmSettings]) -> ArmSettings:
-    """Return the arm that combines several factors.
-
-    Raise if two factors set the same key, since the last one would silently win.
-    """
+    """Return the arm that combines factors; raise if two set the same key, since the last would silently win."""
     keys = [(assignment.partition("=")[0].strip(), factor) for factor in factors for assignment in factor.set]
     for (key, factor), (other, another) in product(keys, keys):
         if factor is not another and f"{other}.".startswith(f"{key}."):
@@ -127,7 +123,6 @@ def section(assignment: str) -> str:
 
 
 def _repeated(names: Sequence[str]) -> str:
-    """Return the names that occur more than once."""
     return ", ".join(sorted({name for name in names if names.count(name) > 1}))
 
 
@@ -334,10 +329,7 @@ class StudySettings(Settings):
         return self.tune_by.trials or prod(len(one) for one in self.tune.values() if not isinstance(one, Range))
 
     def all_arms(self) -> list[tuple[KeyPath, Sequence[ArmSettings]]]:
-        """Return each arm as the factors that it combines, given by their positions in the file.
-
-        An arm in `arms` is a single factor.
-        """
+        """Return each arm as the factors that it combines, by positions in the file; an arm in `arms` is one factor."""
         listed: list[tuple[KeyPath, Sequence[ArmSettings]]] = [
             (("arms", index), [arm]) for index, arm in enumerate(self.arms)
         ]
@@ -360,10 +352,7 @@ class StudySettings(Settings):
         return StudySettings.model_validate_json(json.dumps(found))
 
     def on(self, data: DataPart) -> tuple[StudySettings, Fitted]:
-        """Choose the protocol and the primary metrics if they were not given, since they depend on the data.
-
-        Also return the notes and problems of this choice.
-        """
+        """Choose protocol and primary metrics by the data if they were not given; return notes and problems too."""
         fitted = fit_protocol(self.evaluation, data)
         known = definitions(fitted.protocol, data.of_scenes)
         named = "primary" in self.model_fields_set or known.keys() >= set(self.primary)

@@ -1,10 +1,9 @@
 """Store memory and step time of a plan's shape, measured alone on a GPU, in the study's folder.
 
-The shape of a plan includes everything that determines the memory and the time of its steps. Arms have different
-shapes, but seeds and learning rates do not change the shape. `OUT/measured/` has one file for each shape and kind of
-device. Any number of machines can write there, since each file is replaced atomically. If a shape is measured twice,
-the larger memory peak and the newest step time are stored. A step time is valid for a run only if all steps of the run
-do the same work (`is_steady`).
+A shape includes everything that determines the memory and the time of a step; seeds and learning rates do not.
+`OUT/measured/` has one file for each shape and kind of device. Each file is replaced atomically, so any number of
+machines can write. If a shape is measured twice, the larger memory peak and the newest step time are stored. A step
+time is valid for a run only if all its steps do the same work (`is_steady`).
 """
 
 from __future__ import annotations
@@ -53,8 +52,7 @@ _S = TypeVar("_S", bound=Settings)
 def shape_of(plan: Plan) -> str:
     """Return the hash of all settings that determine the memory and the time of a plan's steps.
 
-    The hash leaves out the seed, the initial weights, the number of steps, the warm-up, and the schedule of the
-    learning rate. The hash also leaves out numbers that change no size, such as learning rates, decays and limits.
+    The hash leaves out seed, initial weights, steps and schedule, and numbers that change no size, such as rates.
     """
     stages = tuple(stage.model_copy(update={"until": number}) for number, stage in enumerate(plan.train.stages, 1))
     train = {"steps": 1, "warmup_steps": 0, "schedule": "constant", "most_skips": 1, "stages": stages}
@@ -108,16 +106,13 @@ class ShapeFacts:
     step_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Mean seconds of a training step, alone on the GPU."""
     steps: Annotated[int, Field(ge=0)] = 0
-    """Number of steps that were timed."""
 
 
 _FACTS = TypeAdapter(ShapeFacts)
 _Known = dict[tuple[str, str], ShapeFacts]
-"""Measurements by shape and device."""
 
 
 def read_shapes(out: Path, device: str) -> dict[str, ShapeFacts]:
-    """Return the measurements of each shape on this kind of device."""
     return {shape: facts for (shape, where), facts in _read_all(out).items() if where == device}
 
 
@@ -131,11 +126,7 @@ def note_shape(out: Path, shape: str, facts: ShapeFacts) -> None:
 
 
 def copy_shapes(from_study: Path, out: Path, shapes: Collection[str] | None = None) -> int:
-    """Copy a past study's measurements of these shapes, or of all shapes; return how many were new.
-
-    The measurements come from the past study's folder `measured`; shapes missing there come from its results.json.
-    Measurements of this study are not overwritten.
-    """
+    """Copy a past study's new measurements of these or all shapes, also from its results.json; return how many."""
     folder = from_study if from_study.is_dir() else from_study.parent
     past, known, count = _in_results(folder / "results.json") | _read_all(folder), _read_all(out), 0
     for (shape, device), facts in past.items():
@@ -209,10 +200,9 @@ def _in_results(file: Path) -> _Known:
 
 
 def read_alone(study: Study, out: Path, runs: Mapping[str, Sequence[results.Run]]) -> dict[str, results.Alone]:
-    """Return the measurements of each arm by label, for the kind of device on which most arms were measured.
+    """Return the measurements of each arm by label, for the kind of device that measured most arms, or made most runs.
 
-    If two kinds of device measured equally many arms, use the kind that made most of the `runs`. The step time is left
-    out if the steps of a run do different work.
+    The step time is left out if the steps of a run do different work.
     """
     known = _read_all(out)
     shapes = {arm.label: shape_of(arm.plans[0]) for arm in study.arms} if known else {}
@@ -281,10 +271,9 @@ class StepTimer:
         self._asked = True
 
     def tick(self, step: int) -> float | None:
-        """Return the mean seconds of a step if a window ends after this step; otherwise None. Call this method after
-        every step.
+        """Return the mean seconds of a step if a window ends after this step, else None; call it after every step.
 
-        If a step does not follow the previous step, it belongs to another run, for which there was no request.
+        A step that does not follow the previous step belongs to another run, without a request.
         """
         if step == self._last:  # a training reports its first step twice
             return None

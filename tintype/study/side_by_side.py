@@ -1,8 +1,4 @@
-"""Compare runs of any studies or folders by the differences of their plans and their numbers; only the runs' files are
-read.
-
-This module does not train, print or write; the command `tintype compare` and pages show the values that it returns.
-"""
+"""Compare runs of any studies or folders by their plans and numbers. Only the runs' files are read."""
 
 from __future__ import annotations
 
@@ -54,8 +50,6 @@ class ComparedRun(RunRecord):
 
 @dataclass(frozen=True)
 class Score:
-    """A metric of a run."""
-
     value: float
     error: float | None
     """Standard error that comes from sampling noise."""
@@ -76,10 +70,7 @@ class ScoreRow:
     label: str
     """The metric's definition, as in reports."""
     protocol: str
-    """Hash of the protocol, and the size of the images if it is a stage's size.
-
-    A row never mixes scores of two protocols or sizes.
-    """
+    """Hash of the protocol, and the images' size if it is a stage's; a row never mixes two protocols or sizes."""
     images: int
     scores: list[Score | None]
 
@@ -112,10 +103,9 @@ class SideBySide:
     """Reasons why values of these runs should not be compared."""
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a dictionary for each score of each run, with the keys metric, run, value, error, step and evaluation.
+        """Return a dictionary for each score of each run: metric, run, value, error, step and evaluation.
 
-        The key `evaluation` has the hash of the protocol, and the size of the images if it is a stage's size. Compare
-        only values with the same `evaluation`.
+        Compare only values with the same `evaluation` (the protocol's hash, and the size of a stage's images).
         """
         return [
             {"metric": row.metric, "run": run.name, "value": score.value, "error": score.error, "step": score.step}
@@ -168,7 +158,6 @@ def compare_runs(names: Sequence[str]) -> SideBySide:
 
 
 def side_by_side(runs: Sequence[ComparedRun]) -> SideBySide:
-    """Compare all runs with the first run."""
     _refuse_twins(runs)
     changes, apart = [_changes(runs[0].plan, run.plan) for run in runs], _incomparable(runs)
     curves = {name: curve for name, curve in _shared_curves(runs).items() if name not in apart}
@@ -228,10 +217,7 @@ def _changes(first: Plan, other: Plan) -> dict[str, Change]:
 
 
 def _scores(runs: Sequence[ComparedRun]) -> list[ScoreRow]:
-    """Return a row for each pair of metric and protocol, with rows that have values of more runs first.
-
-    Speed is measured per run, and does not depend on a protocol.
-    """
+    """Return a row for each metric and protocol, rows with values of more runs first. Speed has no protocol."""
     by_protocol = [{result.scale: result for result in run.results} for run in runs]
     protocols = list(dict.fromkeys(name for found in by_protocol for name in found))
     protocols.sort(key=lambda name: -sum(name in found for found in by_protocol))
@@ -306,7 +292,6 @@ def _incomparable(runs: Sequence[ComparedRun]) -> dict[str, str]:
 
 
 def _parts(plan: Plan, sections: Sequence[str]) -> Plain:
-    """Return the named sections of a plan."""
     whole = plain(plan)
     return {name: whole.get(name) for name in sections}
 
@@ -337,7 +322,6 @@ def _notes(runs: Sequence[ComparedRun], changes: Sequence[Mapping[str, Change]])
 
 
 def as_json(compared: SideBySide) -> dict[str, Any]:
-    """Return the comparison as plain data."""
     runs = zip(compared.runs, compared.changes, strict=True)
     return {
         "runs": [_run_json(run) | {"changes": {key: list(change) for key, change in one.items()}} for run, one in runs],

@@ -1,7 +1,4 @@
-"""Read a study's progress from its files: the worker of each run, ended runs, and the remaining time.
-
-The hours of a run include all its claims, including claims of workers that died.
-"""
+"""Read a study's progress from its files; the hours of a run include claims of workers that died."""
 
 from __future__ import annotations
 
@@ -30,10 +27,7 @@ from tintype.study.worker import LEASES, is_settled
 from tintype.train.record import FAILURES
 
 RunState = Literal["done", "diverged", "failed", "running", "silent", "died", "waiting", "perhaps"]
-"""States of a run. `silent`: the worker of the run has not written since its lease expired.
-
-`perhaps`: a later interim analysis may need the run.
-"""
+"""`silent`: the run's worker has not written since its lease expired. `perhaps`: a later look may need the run."""
 LEFT: tuple[RunState, ...] = ("running", "silent", "died", "waiting")
 _ENDS: dict[str, RunState] = {"done": "done", "diverged": "diverged", "failed": "failed"}
 """States of runs that have ended, in the terms of results.json."""
@@ -41,8 +35,6 @@ _ENDS: dict[str, RunState] = {"done": "done", "diverged": "diverged", "failed": 
 
 @dataclass(frozen=True)
 class RunStatus:
-    """One run of a study."""
-
     arm: str
     seed: int
     hash: str
@@ -69,8 +61,6 @@ class RunStatus:
 
 @dataclass(frozen=True)
 class StudyStatus:
-    """A study and all its runs."""
-
     name: str
     folder: str
     runs: list[RunStatus]
@@ -96,7 +86,6 @@ class StudyStatus:
 
 
 def status_of(out: Path) -> StudyStatus:
-    """Read the progress of a study."""
     return StatusReader(out).read()
 
 
@@ -110,10 +99,7 @@ class _Known:
 
 @dataclass(frozen=True)
 class _Wanted:
-    """A run that the study has or can get.
-
-    The names of the run are cached, since a plan computes its hash on each access.
-    """
+    """A run that the study has or can get, with cached names: a plan computes its hash on each access."""
 
     task: Task
     hash: str
@@ -148,7 +134,6 @@ class StatusReader:
         return max((stamp for known in self._known.values() for stamp in known.files), default=0) / 1e9
 
     def read(self) -> StudyStatus:
-        """Return the present progress of the study."""
         if (stamp := stamps([self.out / "study.yaml"])) != self._read_at:
             self._begin()
             self._read_at = stamp

@@ -1,8 +1,7 @@
-"""Read runs of another study from its results, as stored runs of a baseline, for a replication, or for pooling.
+"""Read runs of another study from its results, as stored baseline runs, for a replication, or for pooling.
 
-A run of another study belongs to an arm if the run's plan has the same hash as the arm's plan with the run's seed. The
-names of the arms may differ. The other study must have the same protocol, the same `NUMERICS` and the same frozen
-networks.
+A run of another study belongs to an arm if their plans with the run's seed have the same hash; names may differ. The
+other study must have the same protocol, the same `NUMERICS` and the same frozen networks.
 """
 
 from __future__ import annotations
@@ -98,10 +97,9 @@ def other_networks(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[s
 
 
 def runs_like(study: Study, other: StoredStudy, metrics: Metrics) -> dict[str, list[Run]]:
-    """Return the runs of another study that have the plan of an arm except for the seed, by the arm's label.
+    """Return another study's runs with an arm's plan except for the seed, by the arm's label.
 
-    Runs of the control count as runs of the baseline. Values of a metric are left out if its definition differs from
-    the definition in `metrics`.
+    The control's runs count as the baseline's. Values of metrics defined unlike in `metrics` are left out.
     """
     seeds = sorted({run.seed for run in other.runs})
     known = {plan.hash: (arm.label, plan.seed) for arm in reseeded(study, seeds).arms for plan in arm.plans}

@@ -128,10 +128,7 @@ class Study:
     baselines: Mapping[str, Plan] = field(default_factory=dict)
     """The baselines with seed 0 by resolution, before tuning; with a single resolution, its name is ''."""
     made_by: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """Commands that make files named in the study's plans, by path.
-
-    The commands are known for a stored study with a README.
-    """
+    """Commands that make files named in the study's plans, by path; known for a stored study with a README."""
 
     def __repr__(self) -> str:
         arms, runs = ", ".join(arm.label for arm in self.arms), sum(len(arm.plans) for arm in self.arms)
@@ -177,18 +174,12 @@ class Study:
 
     @property
     def of_scenes(self) -> bool:
-        """Return whether the data consists of scenes, for which metrics of scenes exist.
-
-        All arms have the same data.
-        """
+        """Return whether the data consists of scenes, for which metrics of scenes exist; all arms share the data."""
         return self.arms[0].plans[0].data.of_scenes
 
 
 def _early_steps(score_at: Sequence[int | float], steps: int) -> tuple[int, ...]:
-    """Return the steps before the last step at which a run of this length is scored.
-
-    A fraction of the training counts as at least one step.
-    """
+    """Return the steps before the last step at which a run is scored; a fraction is at least one step."""
     found = {one if isinstance(one, int) else max(1, round(one * steps)) for one in score_at}
     return tuple(sorted(found - {steps}))
 
@@ -209,10 +200,7 @@ def study_from_document(
     folder: Path | None = None,
     baselines: Mapping[str, Plan] | None = None,
 ) -> Study:
-    """Return the study that a document describes, with overrides. Paths in the document are relative to `folder`.
-
-    `baselines` are the baselines' plans, by resolution. By default, the baselines are resolved from the recipe.
-    """
+    """Return the study of a document with paths relative to `folder`, and its `baselines`, by default the recipe's."""
     _refuse_stored_copy(document)
     override_study(document, assignments)
     settings = parse(StudySettings, document)
@@ -262,8 +250,8 @@ def resolve(
 ) -> Study:
     """Return the study with all its plans.
 
-    `baselines` are the plans by resolution of a study that has begun, since its recipe may have changed. `known` has
-    the folders of tokenizers that may be missing on this machine.
+    `baselines` belong to a study that has begun, since its recipe may have changed. `known` tokenizers may be missing
+    here.
     """
     if baselines is None:
         baselines = _baselines(settings, place)
@@ -294,10 +282,7 @@ def resolve(
 
 
 def check_study(study: Study, trained: Collection[str] = ()) -> None:
-    """Raise if a study cannot be trained or scored on its data, and name all reasons. Fetches the encoders.
-
-    `trained` has the hashes of plans that need no more training.
-    """
+    """Raise if a study cannot be scored, or trained unless `trained`, on its data. Fetches the encoders."""
     data = [plan.data for plan in study.baselines.values()]
     problems = readiness_problems(study.settings.evaluation, data, torch.device("cpu"))
     forget_encoders()
@@ -443,9 +428,8 @@ def _arm_candidate(
 def with_choices(study: Study, choices: Mapping[str, int]) -> Study:
     """Return the study with the chosen values of `tune`, given as the index of the candidate by arm label.
 
-    An arm's diff is then computed against the baseline with the baseline's own choice, so the diff may include the
-    tuned keys. For each choice, the arm and the baseline with this choice were checked, so the arm changes only what it
-    declares.
+    An arm's diff is then against the baseline with its own choice, so the diff may include the tuned keys. For each
+    choice, the arm was checked to change only what it declares.
     """
     arms = []
     for group in study.by_resolution():

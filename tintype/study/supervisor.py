@@ -1,9 +1,8 @@
 """The supervisor of a study's workers on this machine, which starts, restarts and stops the workers.
 
-A worker takes the lease of a run, like any `tintype work`, when the run fits into memory. All information about a run
-is in its claim, which `tintype status` also reads. Apart from claims, the supervisor and its workers exchange only
-signals. The supervisor starts a worker if a run would fit, up to the number in `--jobs`, or as long as each worker
-raises the throughput.
+The supervisor starts a worker if a run would fit, up to the number in `--jobs`, or as long as each worker raises the
+throughput. All information about a run is in its claim, which `tintype status` also reads. Otherwise the supervisor and
+its workers exchange only signals.
 """
 
 from __future__ import annotations
@@ -64,20 +63,13 @@ _BEAT_S = 1.0
 """Seconds between heartbeats of a worker, which is also the maximum age of the display."""
 _JOIN_S = 5.0
 _STOP, _TIME = signal.SIGUSR1, signal.SIGUSR2
-"""The signals that ask a worker to stop, and that start and end its timing.
-
-SIGTERM is not used to stop a worker, since a scheduler may also send it and a second SIGTERM would end the worker
-immediately.
-"""
+"""Signals that stop a worker, and that start and end its timing; a second SIGTERM would end the worker at once."""
 _MOST_STARTS = 3
 """A worker is not restarted if it dies this many times in a row before it takes a run."""
 _AGAIN_S = 2.0
 """Seconds before a dead worker is restarted. Each further death triples this wait."""
 _SPENT, _FAULTY = 75, 76
-"""Exit codes of a worker that leaves the remaining runs to a new process.
-
-The second code means that the worker's GPU has failed.
-"""
+"""Exit codes of a worker that leaves its runs to a new process; with the second, the worker's GPU has failed."""
 _LEAVE_S = 60.0
 """Seconds that a worker may take to save its run after the GPU has failed in another worker."""
 _QUIET_S, _QUIET_AGAIN_S = 8.0, 60.0
@@ -104,7 +96,6 @@ def parse_jobs(given: str | int | None) -> Jobs:
 
 
 def most_of(jobs: Jobs) -> int:
-    """Return the largest number of concurrent workers."""
     if jobs != "auto":
         return jobs
     gpus = torch.cuda.device_count()
@@ -139,8 +130,6 @@ class Crew:
 
 @dataclass
 class _Job:
-    """A worker process."""
-
     slot: int
     process: BaseProcess
     barren: int = 0
@@ -172,10 +161,7 @@ def run_tasks(
     wait: bool = True,
     expiry_s: float = EXPIRY_S,
 ) -> dict[tuple[str, int], Message]:
-    """Make the runs in workers; return the last message of each run that was started.
-
-    By default, the workers make every run once in a separate round.
-    """
+    """Make the runs in workers, by default each once in a separate round; return each started run's last message."""
     widest = max(task.plan.run.ranks for task in tasks)
     if not all(map(has_room, tasks)):
         raise UserError(f"run.ranks is {widest}, but this machine has only {torch.cuda.device_count()} GPUs")
@@ -309,7 +295,6 @@ class Supervisor:
         return self.pace.target
 
     def _run_of(self, job: _Job) -> Task | None:
-        """Return the run of a worker."""
         for task in self.crew.tasks:
             seen = self.seen.get(task.plan.hash)
             if seen and seen.claim.ended is None and seen.claim.process.pid == job.process.pid:
@@ -348,8 +333,7 @@ class Supervisor:
                 )
 
     def _renew(self, gpu: int) -> None:
-        """Make the workers on a GPU save their runs and leave them to new processes, because the GPU has failed in
-        another worker.
+        """Make the workers on a GPU leave their runs to new processes, because the GPU failed in another worker.
 
         Under the Multi-Process Service, later GPU calls of these workers may never return.
         """
@@ -467,10 +451,9 @@ def _start(crew: Crew, slot: int, barren: int, gpus: Sequence[str]) -> _Job:
 
 @contextlib.contextmanager
 def _without_main() -> Iterator[None]:
-    """Prevent processes that start inside the context from running this process's main program again, as `spawn` would.
+    """Prevent processes that start inside the context from running this process's main program, as `spawn` would.
 
-    Workers do not need the main program. If a script runs a study outside of `if __name__ == "__main__"`, each worker
-    would otherwise run the study again.
+    If a script runs a study outside of `if __name__ == "__main__"`, each worker would run the study again.
     """
     name = "__main__"
     main, sys.modules[name] = sys.modules[name], ModuleType(name)

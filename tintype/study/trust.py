@@ -1,8 +1,4 @@
-"""Compute how far to trust the metrics of a study from its own runs, by seed spread, sampling error, and
-signal-to-noise ratio.
-
-Collapsed runs are left out, as for verdicts.
-"""
+"""Compute how far to trust the metrics of a study, from those of its own runs that did not collapse."""
 
 from __future__ import annotations
 
@@ -27,10 +23,7 @@ _OF_BIAS = (
 
 @dataclass(frozen=True)
 class Trust:
-    """Quantities that show how far to trust a metric at one resolution.
-
-    A quantity is None if there are too few runs to compute it.
-    """
+    """How far to trust a metric at one resolution; a quantity is None if there are too few runs to compute it."""
 
     metric: MetricInfo
     baseline_mean: float | None
@@ -41,11 +34,7 @@ class Trust:
     """The error of one run, as root mean square over the runs of the baseline and the control."""
     signal_to_noise: float | None
     bias: float | None = None
-    """The bias of one run's value due to finite sets of images, as a mean over the runs of the baseline and the
-    control.
-
-    None if unknown.
-    """
+    """Mean bias of a value of the baseline or the control due to finite sets of images; None if unknown."""
 
     @property
     def relative_spread(self) -> float | None:

@@ -1,9 +1,9 @@
 """Try the values of `tune` for the baseline and each arm, and choose the best values for each of them.
 
-The baseline and the arms have the same number of trials and the same seeds, and the comparison uses other seeds. So a
-value that was best in its sweep by chance has no advantage in the comparison. Tuning runs are in the study's folder
-runs/, like all other runs. The choice depends only on the results of the tuning runs, so a killed study makes the same
-choice again. Values that a sampler of Optuna proposes are written to the study's tuning.jsonl before they are trained.
+All have the same number of trials on the same seeds, and the comparison uses other seeds. So a value that was best in
+its sweep by chance has no advantage in the comparison. The choice depends only on the results of the tuning runs, so a
+killed study makes the same choice again. Values that a sampler proposes are written to tuning.jsonl before they are
+trained.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ _LOCK = ".tuning-lock"
 
 
 def tuning_tasks(study: Study, out: Path) -> list[Task]:
-    """Return the runs that tuning still needs, seed by seed; diverged runs are left out, since divergence is their
-    result.
+    """Return the runs that tuning still needs, seed by seed; for diverged runs, divergence is their result.
 
     With a sampler that learns, these are the runs of the trials proposed so far (`ask_trials`).
     """
@@ -48,10 +47,7 @@ def tuning_tasks(study: Study, out: Path) -> list[Task]:
 
 
 def _tried(study: Study) -> Iterator[tuple[str, Candidate]]:
-    """Yield each candidate of each arm with a label.
-
-    The control has the baseline's plan, so it uses the baseline's choice.
-    """
+    """Yield each candidate of each arm with a label; the control has no own choice, but the baseline's."""
     for arm in (arm for arm in study.arms if arm.role != "control"):
         for number, one in enumerate(arm.candidates, 1):
             trial = f"trial {number}: " if _learns(study) else ""  # a sampler may propose the same values again
@@ -70,10 +66,7 @@ def check_sampler(study: Study) -> None:
 
 
 def ask_trials(study: Study, out: Path) -> None:
-    """Ask the sampler for the next trial of each arm whose trials have all ended, and write the trial to the file.
-
-    Any number of workers may call this function, but only one process at a time reads and extends the file.
-    """
+    """Ask the sampler for the next trial of each arm whose trials have ended; only one process at a time asks."""
     if not _learns(study):
         return
     settings = study.settings
@@ -156,10 +149,7 @@ def _run(run: results.Run, metric: str) -> results.TuningRun:
 
 
 def best(scores: Sequence[Sequence[float | None]], direction: Literal["lower", "higher"]) -> int:
-    """Return the index of the choice of values with the best mean score; on a tie, the first of them.
-
-    A choice that lost runs ranks below all choices that lost fewer runs.
-    """
+    """Return the index of the best mean score, the first on a tie; lost runs rank a choice below the others."""
     sign = 1.0 if direction == "lower" else -1.0
 
     def rank(index: int) -> tuple[int, float]:
@@ -172,11 +162,9 @@ def best(scores: Sequence[Sequence[float | None]], direction: Literal["lower", "
 def edges_of(
     grid: Sequence[Mapping[str, Any]], chosen: int, candidate: Callable[[Mapping[str, Any]], object] | None = None
 ) -> list[str]:
-    """Name the directions in which a better value may lie, for keys whose chosen number is the smallest or largest in
-    the grid.
+    """Name the directions in which a better value may lie, for chosen numbers at an end of the grid.
 
-    `candidate` makes a plan from given values. If `candidate` refuses a value beyond the edge, no better value can lie
-    there.
+    If `candidate`, which makes a plan, refuses a value beyond the edge, no better value can lie there.
     """
     values, found = grid[chosen], []
     for key, value in values.items():

@@ -1,11 +1,10 @@
 """Compute the verdicts of a study from the difference of each contrast and its interval.
 
-A comparison's interval uses the comparison's share of the study's error, so the interval is the test. If the interval
-excludes zero, the verdict is better or worse. If the interval lies within the margin, the verdict is same. If the
-interval does neither, the verdict is undecided. One share of error covers both claims (a difference, or same), since at
-most one of them can be false for any true difference. If all seeds differ by the same amount, the seed spread cannot be
-measured. In this case there is no p and no interval, and the verdict is "no spread", or "identical" if the amount is
-zero. The throughput is only measured, and not tested.
+The interval uses the comparison's share of the study's error, so it is the test. The verdict is better or worse if the
+interval excludes zero, same if it lies within the margin, and undecided otherwise. One share of error covers both
+claims, since at most one of them can be false for any true difference. If all seeds differ by the same amount, the
+spread cannot be measured: there is no p and no interval. The verdict is then "no spread", or "identical" if the amount
+is zero. The throughput is only measured, and not tested.
 """
 
 from __future__ import annotations
@@ -38,11 +37,10 @@ def cells_of(
     stored: Sequence[Run] = (),
     search: bool = True,
 ) -> Cells:
-    """Return a metric's cells for the arms of one resolution, with the baseline first. The keys of the cells are the
-    arms' labels.
+    """Return a metric's cells by label for the arms of one resolution, with the baseline first.
 
-    If ratios to the baseline are compared (`ratios`), arms with zero or negative values are left out. `stored` are runs
-    of the baseline's plan that come from other studies. Collapsed runs are left out, unless `search` is None.
+    For `ratios` to the baseline, arms with zero or negative values are left out. The `stored` baseline runs come from
+    other studies. Collapsed runs are left out, unless `search` is None.
     """
     values = {label: _finite(runs[label], metric) for label in arms}
     baseline, *controls = (label for label, role in arms.items() if role != "arm")
@@ -62,11 +60,9 @@ def cells_of(
 
 
 def without_bias(cells: Cells, runs: Mapping[str, Sequence[Run]], metric: str) -> Cells | None:
-    """Return cells of logarithms from which each run's sampling bias is subtracted; None if the bias of a run is
-    unknown.
+    """Return cells of logarithms without each run's sampling bias; None if the bias of a run is unknown.
 
-    If the bias of a run exceeds its value, the logarithm does not exist; then values are compared raw, and ratios are
-    not compared.
+    If a bias exceeds its value, the logarithm does not exist: values are compared raw, and ratios not at all.
     """
     if cells.scale.kind not in ("log", "ratio"):
         return None
@@ -109,8 +105,7 @@ class Matched:
 def match(asked: Asked, runs: Mapping[str, Sequence[Run]], metric: str) -> Matched | str:
     """Match the runs of a contrast by seed, or return the reason why a trend is not defined.
 
-    An arm may have fewer seeds than the baseline. The control has separate seeds, which are matched by their order;
-    each of its runs is compared with the baseline's mean.
+    The control's seeds are matched by order; each of its runs is compared with the baseline's mean.
     """
     weights, reference = asked.contrast.weights, asked.contrast.reference
     own, *others = weights
@@ -201,9 +196,8 @@ def tested_row(
 ) -> Comparison:
     """Return an estimate in the metric's unit, with its verdict.
 
-    `collapse` has the number of the arm's collapsed runs. `unstable` is true if, by a test, the arm's runs collapse
-    more often than the baseline's. `unbiased` is the same comparison after the sampling bias was subtracted. For the
-    verdict "same", both intervals must lie within the margin.
+    If `unstable`, a test shows that the arm collapses more often than the baseline. `unbiased` is the comparison
+    without sampling bias. For the verdict "same", both intervals must lie within the margin.
     """
     scale, old = cells.scale, found.old
     low, high = found.interval or (None, None)
@@ -266,10 +260,7 @@ def tested_row(
 
 
 def _margin_on_scale(asked: Asked, cells: Cells, old: float, margin: Effect) -> float:
-    """Return the margin as a change on the scale; if the two sides differ, return the smaller side.
-
-    For a trend, which is a ratio of ratios, the margin is computed at the trend's largest baseline.
-    """
+    """Return the margin as a change on the scale, the smaller of two sides; for a trend, at its largest baseline."""
     scale = cells.scale
     if asked.key.kind == "trend":
         old, scale = max(cells.mean_of_plan(arm) for arm in asked.contrast.weights if arm in asked.baselines), LOG

@@ -1,7 +1,4 @@
-"""Record and check the version that began a study.
-
-Workers must not join the study if their version computes different numbers in training.
-"""
+"""Record and check the version that began a study. Versions that compute other numbers in training must not join."""
 
 from __future__ import annotations
 

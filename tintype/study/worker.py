@@ -1,7 +1,6 @@
 """The worker of a study leases the next run, trains it from its last checkpoint, scores it, and repeats.
 
-Any number of workers on any number of machines share a study's folder. There is no central queue. The study's files
-determine the next runs, and the leases in `leases/` record the worker of each run (`tintype.runtime.leases`).
+Any number of workers share a study's folder without a central queue; leases record the worker of each run.
 """
 
 from __future__ import annotations
@@ -83,8 +82,7 @@ def is_settled(task: Task, protocol: Protocol) -> bool:
 class Worker:
     """A process that runs tasks of a study, one at a time.
 
-    A `round` identifies the workers of one command. These workers go through every run once, check finished runs, and
-    try failed runs again. Workers without a round skip finished and failed runs.
+    Workers of a `round` (one command) check finished runs and repeat failed runs, once each; others skip both.
     """
 
     def __init__(
@@ -118,11 +116,9 @@ class Worker:
         """Time at which this worker first read in a claim that its run is done on another machine."""
 
     def work(self, tasks: Sequence[Task], wait: bool = True) -> None:
-        """Run tasks until all have ended or a signal comes; without `wait`, only until other workers have all remaining
-        tasks.
+        """Run tasks until all have ended or a signal comes; without `wait`, until others have all remaining tasks.
 
-        The worker also stops when the GPU's memory has run out, or the GPU has failed. After that, later runs need a
-        new process (`tintype.runtime.memory`).
+        Without GPU memory, or after a GPU failure, later runs need a new process, so the worker stops.
         """
         left, look_s = list(tasks), _LOOK_S
         with without_pauses():
@@ -182,8 +178,7 @@ class Worker:
     def _is_late(self, task: Task, newest: Claim | None) -> bool:
         """Return whether another machine has scored a run whose scores may not be visible here yet.
 
-        The scores would be visible after half the expiry. Scores that are still missing then are lost or of another
-        protocol, so the run is scored again.
+        Scores that are missing after half the expiry are lost or of another protocol: the run is scored again.
         """
         if newest is None or newest.process.is_here or (newest.ended or {}).get("state") != "done":
             return False
@@ -194,9 +189,8 @@ class Worker:
     def _take_next(self, left: Sequence[Task]) -> tuple[Task, Lease | None, Grant | None] | None:
         """Take the lease of the first run that is free, fits into memory, and has no unfinished parent run.
 
-        For a run with several ranks, the first rank takes the lease instead. A run that needs more GPUs than this
-        process sees is left to other workers. A run waits if it has just run out of memory beside others, or if it does
-        not fit into memory yet.
+        For a run with several ranks, the first rank takes the lease. A run that needs more GPUs than are visible is
+        left to other workers. A crowded run waits.
         """
         waiting, held = list(left), list[Task]()
         if self._admission is not None:
@@ -272,10 +266,7 @@ class Worker:
         return False
 
     def _wants_ranks(self, task: Task) -> bool:
-        """Return whether the next step of a run is training with several ranks.
-
-        A trained or failed run needs only one process.
-        """
+        """Return whether the next step of a run is training with several ranks; other steps need one process."""
         if task.plan.run.ranks == 1 or self._unborn[task.plan.hash] >= _MOST_UNBORN:
             return False
         about = about_run(task, self._round)
@@ -283,10 +274,7 @@ class Worker:
         return about["step"] != task.plan.train.steps and len(deaths) <= task.retries
 
     def _train_in_ranks(self, task: Task) -> None:
-        """Train a run with several ranks, and report their progress.
-
-        The first rank takes the lease, and gives it back.
-        """
+        """Train a run with several ranks, and report progress; the first rank takes the lease and gives it back."""
         leases, name = self._leases, task.plan.hash
         before = leases.newest(name)
         free = leases.is_free(name, self._needs_no_claim(task, before))  # unless another has it since
@@ -352,10 +340,9 @@ class Worker:
         return message
 
     def _timed(self, task: Task, grant: Grant | None) -> Callable[[int], None]:
-        """Return a function that must be called after each step.
+        """Return a function to call after each step, which times steps while no other run uses the GPU.
 
-        The function times steps while the other runs are paused, or if no other run uses the GPU. If another run starts
-        before timing ends, the measurement is discarded. A step time is accepted if two consecutive measurements agree.
+        A step time is accepted if two consecutive measurements agree, and no other run has started.
         """
         admission = self._admission
         if admission is None or grant is None or not grant.gpus or task.plan.run.ranks > 1:
@@ -380,10 +367,9 @@ class Worker:
 
 
 def timed_from(plan: Plan) -> int:
-    """Return the number of steps of a run in this process before timing begins.
+    """Return the number of steps of a run in this process before timing begins, if possible after an epoch.
 
-    In the first epoch, the host also draws the images, writes the captions, and caches both. So if a run has several
-    epochs, it is timed after the first epoch.
+    In the first epoch, the host also draws the images, writes the captions, and caches both.
     """
     count = getattr(plan.data, plan.data.count_key or "", None)
     epoch = math.ceil(count / plan.train.batch) if isinstance(count, int) else 0
@@ -475,8 +461,7 @@ def message_of(task: Task, claim: Claim) -> Message:
 def deaths_in(claims: Sequence[Claim], about: Mapping[str, Json]) -> list[Claim]:
     """Return the attempts of this round that died since the run's last progress, oldest first.
 
-    Attempts are left out if they were returned to the queue for lack of memory, or hung after another run's GPU
-    failure. Repeated kills by the kernel for lack of host memory are included.
+    Kills for lack of host memory are included; other crowded attempts, and hangs on a failed GPU, are not.
     """
     found: list[Claim] = []
     for claim in reversed(claims):

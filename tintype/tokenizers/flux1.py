@@ -33,8 +33,7 @@ class _KlFluxPart(KlPart):
     def write_tuned(self, folder: Path, network: KlAutoencoder, normalisation: Statistics, about: Plain) -> str:
         """Write a diffusers folder, whose config contains the mean and standard deviation of the latents.
 
-        A reader prefers `latents_mean` and `latents_std` to `scaling_factor` and `shift_factor`, since the latter
-        belong to the network before tuning.
+        Readers prefer these to `scaling_factor` and `shift_factor`, which belong to the network before tuning.
         """
         stated = {"latents_mean": list(normalisation.mean), "latents_std": list(normalisation.std)}
         network.network.register_to_config(**stated)

@@ -1,10 +1,9 @@
 """`flux2`: FLUX.2's autoencoder, normalised by its own batch-norm statistics.
 
-The statistics belong to latents folded into patches of 2 × 2, with 128 channels. So the statistics depend on the
-position of a latent in its patch. FLUX.2's pipeline folds and normalises the latents, and works on 128 channels at a
-stride of 16 px. Here, the latents are normalised by the same numbers but are not folded, so they have 32 channels at a
-stride of 8 px. The denoiser's `model.patch` folds them: patches of 2 contain the same 128 numbers in the same order,
-and other patch sizes are possible.
+The statistics belong to latents folded into patches of 2 × 2, so they depend on the position in a patch. FLUX.2's
+pipeline works on the folded latents, with 128 channels at a stride of 16 px. Here, the latents are normalised by the
+same numbers but are not folded, so they have 32 channels at a stride of 8 px. The denoiser's `model.patch` folds them:
+patches of 2 contain the same 128 numbers in the same order.
 
 Tensor dimensions are C (channels), H (rows of a patch) and W (columns of a patch).
 """

@@ -1,7 +1,4 @@
-"""Use frozen autoencoders as tokenizers, computed in fixed arithmetic, with normalised latents, and identified by a
-hash.
-
-Latents are normalised to a mean of about 0 and a standard deviation of about 1.
+"""Use frozen autoencoders as tokenizers, in fixed arithmetic, with latents normalised to mean 0 and deviation 1.
 
 Tensor dimensions are B (images), C (channels), H (rows) and W (columns) of the image or of the latents.
 """
@@ -43,19 +40,14 @@ _MOST_PX = 4 * 1024**2
 """Maximum number of pixels per call of the network, since an autoencoder needs gigabytes per image of 1024 px."""
 
 CPU_BATCH = 8
-"""Fixed number of images that a network encodes at once on a CPU.
-
-Kernels round differently for other batch sizes, and a latent must depend only on its image. A GPU encodes the batch
-that it is given.
-"""
+"""Fixed number of images per CPU pass: rounding depends on it, and a latent must depend only on its image."""
 
 MOST_MEAN, LEAST_STD, MOST_STD = 0.5, 0.5, 2.0
 """Bounds on the mean and standard deviation over all channels."""
 CHANNEL_MEAN, CHANNEL_LEAST_STD, CHANNEL_MOST_STD = 3.0, 0.1, 4.0
-"""Bounds on the mean and standard deviation of each channel.
+"""Bounds on the mean and standard deviation of each channel; wide, since channels and data sets differ.
 
-The bounds are wide, since the channels of a good autoencoder differ, and so do data sets. On scenes and photographs,
-TAEF2's channels have means up to 1.4 and standard deviations of 0.5 to 1.6.
+On scenes and photographs, TAEF2's channels have means up to 1.4 and standard deviations of 0.5 to 1.6.
 """
 _TINY = 1e-8
 
@@ -64,8 +56,7 @@ _TINY = 1e-8
 class Normalisation:
     """Normalisation of latents, z = (latent - shift) · scale, in fp32.
 
-    Shift and scale are [C, h, w], and are tiled over the latents. Usually h = w = 1; larger tiles are for numbers that
-    depend on the position of a latent in a patch.
+    Shift and scale are tiles [C, h, w], larger than 1 × 1 if numbers depend on a latent's position in a patch.
     """
 
     shift_CHW: Tensor
@@ -124,9 +115,7 @@ class LatentPart(PretrainedPart, TokenizerPart):
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """Return the autoencoder's checkpoint, which is a local folder with a config.json, or else a pipeline's
-        subfolder.
-        """
+        """Return the autoencoder's checkpoint: a local folder with a config.json, or else a pipeline's subfolder."""
         found = super().checkpoint
         if found.folder is not None and (found.folder / "config.json").is_file():
             return Checkpoint(self.weights)

@@ -1,7 +1,4 @@
-"""The modules of plugin files.
-
-An import of this package loads the files, so any process can unpickle their settings.
-"""
+"""The modules of plugin files. Importing this package loads them, so any process can unpickle their settings."""
 
 from tintype.plugins.load import load_environment
 

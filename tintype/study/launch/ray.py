@@ -28,10 +28,7 @@ _TOLD = 143
 
 
 class KilledWorkerError(Exception):
-    """Raised if a worker was killed or stopped, but not by the command that started the worker.
-
-    Ray then restarts the worker.
-    """
+    """Raised if a worker was killed or stopped, but not by the starting command; Ray restarts the worker."""
 
 
 class FailedWorkerError(Exception):
@@ -123,7 +120,6 @@ def _watch(ray: Any, names: dict[Any, str], told: list[int]) -> Generator[str, N
 
 
 def _error(ray: Any, handle: Any) -> str:
-    """Return the reason why a task failed; empty if it did not fail."""
     try:
         ray.get(handle)
     except ray.exceptions.RayError as error:

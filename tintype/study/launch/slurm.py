@@ -52,7 +52,6 @@ class Slurm:
 
 
 def write_script(crew: Crew) -> Path:
-    """Write the script of the array; return the script's path."""
     options = [
         f"--job-name={shlex.quote(f'tintype-{crew.study.name}')}",
         f"--array=0-{crew.workers - 1}",

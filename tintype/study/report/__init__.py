@@ -23,8 +23,7 @@ _ALONE = {"device": "alone_on", "step_s": "step_alone_s", "peak_bytes": "peak_by
 def write_report(results: StudyResults, folder: Path, *, stored: bool = False) -> Path:
     """Write all five files atomically, and return the page's path.
 
-    If only the `stored` results are left, the images are copied from the existing page, since the image files were
-    deleted.
+    If only the `stored` results are left, images are copied from the existing page, since their files were deleted.
     """
     folder.mkdir(parents=True, exist_ok=True)
     page = folder / "report.html"
@@ -50,8 +49,7 @@ def verdicts_csv(results: StudyResults) -> str:
 def to_csv(results: StudyResults) -> str:
     """Return one row for each combination of arm, seed and metric; the value is empty if the run has none.
 
-    With several resolutions, each row begins with its resolution and the number of tokens. If an arm was measured alone
-    on a GPU, these measurements are the last columns.
+    Several resolutions add columns at the left; measurements of arms alone on a GPU add columns at the right.
     """
     sheet = io.StringIO()
     writer = csv.writer(sheet, lineterminator="\n")
@@ -70,11 +68,7 @@ def to_csv(results: StudyResults) -> str:
 
 
 def _cell(value: object) -> object:
-    """Return a cell that a spreadsheet displays but never evaluates; text that could be a formula is prefixed with a
-    quote.
-
-    A carriage return would start a new row, so it is replaced by an escape code.
-    """
+    """Return a cell that a spreadsheet never evaluates: a formula gets a quote, a carriage return an escape code."""
     if not isinstance(value, str):
         return value
     text = visible(value)

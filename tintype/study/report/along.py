@@ -42,7 +42,6 @@ def note(results: StudyResults) -> str:
 
 
 def metrics_along(results: StudyResults) -> list[MetricInfo]:
-    """Return the metrics that have scores during training."""
     known = {one.metric for one in results.along}
     return [metric for metric in results.metrics if metric.name in known]
 
@@ -60,10 +59,7 @@ def lead(results: StudyResults) -> str:
 
 
 def timing_note(results: StudyResults) -> str:
-    """Return a warning if training times of an arm differ so much that other programs must have used the machine.
-
-    Step times that were measured alone need no warning.
-    """
+    """Return a warning if an arm's training times differ as if other programs ran, unless steps were timed alone."""
     by_runs = [arm for view in results.by_resolution() if not view.timed_alone for arm in view.arms]
     ends = {arm.label: [run.along[-1].seconds for run in arm.runs if run.along] for arm in by_runs}
     ratios = {label: max(seconds) / min(seconds) for label, seconds in ends.items() if seconds and min(seconds) > 0}
@@ -133,10 +129,7 @@ def _seconds(value: float | None) -> str:
 
 
 def band(results: StudyResults, arm: Arm, metric: str, *, over_seconds: bool) -> Band:
-    """Return the mean and the range over runs at each scored step, by step or by training seconds.
-
-    Collapsed runs are left out, and so are scores on the smaller images of an earlier stage.
-    """
+    """Return mean and range over runs at each scored step, without collapsed runs and scores of earlier stages."""
     last_size_px = _last_size_px(results)
     found: Band = []
     for step, scores in _by_step(results, arm, metric).items():

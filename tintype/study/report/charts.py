@@ -1,8 +1,7 @@
 """Draw the figures of a report, by pure functions from data to inline SVG.
 
-Colours are defined in the page's style sheet, so that a drawing works on light pages, on dark pages and on paper. In
-every chart of differences, values further right are better. No meaning depends on colour alone, since a word, a shape
-or a label always repeats it.
+Colours are in the page's style sheet, so that drawings work on light pages, dark pages and paper. In charts of
+differences, values further right are better. A word, a shape or a label repeats what a colour means.
 """
 
 from __future__ import annotations
@@ -71,11 +70,10 @@ def scatter(
     possible: Range = ANY_VALUE,
     collapsed: Mapping[str, Sequence[Point]] = MappingProxyType({}),
 ) -> Markup:
-    """Draw a point for each seed, connected to the mean of its arm. Higher is better; if the axes show the `same`
-    quantity, further right is better too.
+    """Draw a point for each seed, connected to the mean of its arm. Higher is better.
 
-    `possible` is the range of the metric on the vertical axis. `collapsed` has the collapsed runs by the arm's name.
-    Collapsed runs are drawn as crosses, and no mean includes them.
+    With `same_across`, further right is better too. `possible` is the range of the vertical metric. The `collapsed`
+    runs by arm are drawn as crosses, and no mean includes them.
     """
     width, height, left, top = _FIGURE_PX, 320, 44, 26
     right, bottom = width - 12, height - 40
@@ -108,10 +106,9 @@ class GainAtCost:
 
 
 def gains_at_costs(label: str, arms: Sequence[Series[GainAtCost]]) -> Markup:
-    """Draw gains with intervals over costs; higher is better, and further left is cheaper. The line is the Pareto front
-    of the estimates.
+    """Draw gains with intervals over costs; the line is the Pareto front of the estimates.
 
-    Dominated arms are drawn as crosses. An interval that extends far beyond all gains is cut at the edge of the panel.
+    Dominated arms are drawn as crosses. An interval far beyond all gains is cut at the edge of the panel.
     """
     width, height, left, top = _FIGURE_PX, 320, 56, 26
     right, bottom = width - 12, height - 40
@@ -251,10 +248,7 @@ def _value_scale(values: Sequence[float], bottom: float, top: float) -> Scale:
 
 
 def _bin_edges(steps: Sequence[int], tail: bool) -> list[float]:
-    """For the tail, return equal bins.
-
-    Otherwise return bins that grow with the step, since a loss falls fast at first and then slowly.
-    """
+    """Return equal bins for the tail; otherwise bins that grow with the step, since a loss falls fast at first."""
     if len(set(steps)) < 2:
         return []
     first, last = float(min(steps)), float(max(steps))
@@ -304,11 +298,9 @@ def _end_names(ends: Sequence[Series[Point]], name_x: float, top: float, bottom:
 def against_tokens(
     metric: MetricInfo, lines: Sequence[Series[dict[str, Interval]]], tokens: dict[str, int], *, percents: bool
 ) -> Markup | None:
-    """Draw ratios to the baseline over the number of tokens, with intervals; higher is better. Both scales are
-    logarithmic.
+    """Draw ratios to the baseline over the number of tokens, with intervals. Both scales are logarithmic.
 
-    `tokens` has the number of tokens of each resolution. An interval that extends far beyond all ratios is cut at the
-    edge of the panel.
+    An interval that extends far beyond all ratios is cut at the edge of the panel.
     """
     shown = [each for each in lines if each.data]
     if not shown:
@@ -372,11 +364,7 @@ class Combined:
 
 
 def interaction(metric: MetricInfo, parts: tuple[str, str], css: str, data: Combined) -> Markup:
-    """Draw the effect of the second part without and with the first part. If the effects add up, the dashed line
-    coincides with a solid line.
-
-    Up is better. `css` is the CSS class of the first part's colour.
-    """
+    """Draw the second part's effect without and with the first; the dashed line shows effects that add up."""
     width, height, left, top = _FIGURE_PX, 240, 52, 24
     right, bottom = width - 130, height - 24
     seeds = [value for of in (*data.without_first, *data.with_first) for value in of]

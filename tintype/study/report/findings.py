@@ -62,7 +62,6 @@ FACTOR_MEANINGS = {
     "cancels": "so much less that it is no better than the best of them alone, or than the baseline",
     "reinforces": "it gains more than its parts together",
 }
-"""Verdicts on interactions."""
 VERDICT_PHRASES = {
     "same": "the same",
     "measured": "measured, not tested",
@@ -133,11 +132,7 @@ def speed_words(comparison: Comparison) -> str:
 
 
 def step_words(results: StudyResults, arm: Arm) -> str:
-    """Format the step time of an arm, measured alone at one resolution; empty if the time of the arm or the baseline is
-    unknown.
-
-    The step time divided by the baseline's is a single number without an interval, since it was measured only once.
-    """
+    """Format an arm's step time alone and its ratio to the baseline's, measured only once; empty if unknown."""
     usual = baseline_of(results).step_s
     if arm.step_s is None or usual is None:
         return ""
@@ -146,7 +141,6 @@ def step_words(results: StudyResults, arm: Arm) -> str:
 
 
 def step_time(seconds: float | None) -> str:
-    """Format the seconds of a training step."""
     if seconds is None:
         return UNKNOWN
     return f"{numerals.significant(seconds)} s" if seconds >= 1 else f"{numerals.significant(1000 * seconds)} ms"
@@ -244,7 +238,6 @@ _EARLIER = (
 
 
 def replication_lead(results: StudyResults) -> str:
-    """Explain how to read the table of a replication."""
     rows = results.replication.rows if results.replication else []
     earlier = any(row.level is None and row.fresh is not None and row.fresh.ends is not None for row in rows)
     return _REPLICATION_LEAD + (_EARLIER if earlier else "")
@@ -274,7 +267,6 @@ _OUTCOMES: dict[Outcome, tuple[str, str]] = {
     "contradicted": ("is contradicted", "are contradicted"),
     "incomplete": ("is incomplete", "are incomplete"),
 }
-"""Singular and plural wording of verdicts."""
 
 
 def _names(arms: list[Arm]) -> str:
@@ -407,10 +399,7 @@ def environment(results: StudyResults) -> dict[str, list[str]]:
 
 
 def made_with(results: StudyResults) -> dict[str, str]:
-    """Return the command, the versions and the devices that the results record.
-
-    Results of earlier versions lack some of these.
-    """
+    """Return the command, versions and devices; results of earlier versions lack some of these."""
     known = environment(results)
     facts = {
         "command": "\n".join(shlex.join(command.argv) for command in results.commands),
@@ -435,10 +424,7 @@ def repeatability(results: StudyResults) -> str:
 
 
 def _on_a_gpu(results: StudyResults) -> str:
-    """State which results are bit-exact for runs on a GPU.
-
-    Runs of earlier versions do not record whether they were bit-exact.
-    """
+    """State which results on a GPU are bit-exact; runs of earlier versions do not record this."""
     if any("not_exact" not in run.environment for arm in results.arms for run in arm.runs if run.environment):
         return "On a GPU, the same seed may give a slightly different run."
     reasons = {arm.label: why for arm in results.arms if (why := inexact(arm))}

@@ -1,9 +1,7 @@
 """Write the report as one self-contained HTML file, which contains style, figures and images.
 
-The page can be read without scripts. One script of tintype adds a slider over steps and the values of curves. The
-page's content security policy allows this script by its hash, and allows no other script.
-
-Names, captions, errors and events come from outside, so they are escaped by Jinja's autoescape or by `svg.tag`.
+The page can be read without scripts. Its content security policy allows one script by hash, for a slider and curve
+values. Names, captions, errors and events come from outside, so Jinja's autoescape or `svg.tag` escapes them.
 """
 
 from __future__ import annotations
@@ -128,7 +126,6 @@ class HtmlView(View):
     colours: dict[str, str]
 
     def forest(self, column: Column) -> Markup:
-        """Draw the differences of all arms for one metric."""
         rows = {titled(arm): (arm, row) for arm in self.arms if (row := column.rows.get(arm.name))}
         return forest(column.info, {name: effect_of(self.results, *of) for name, of in rows.items()})
 
@@ -281,7 +278,6 @@ class HtmlView(View):
         return self._images(self.results.resolution.real_previews)
 
     def _images(self, paths: list[str]) -> list[_Image]:
-        """Return one image for each prompt."""
         count = len(self.results.resolution.prompts)
         shown = [_image(self.folder, path, self.kept) for path in paths[:count]]
         return shown + [_Image(None)] * (count - len(shown))
@@ -350,10 +346,7 @@ def _sweep_figures(results: StudyResults, colours: dict[str, str]) -> Iterator[M
 
 
 def _image(folder: Path, path: str, kept: Mapping[str, bytes] = _NONE_KEPT) -> _Image:
-    """Return an image as a data URI.
-
-    The image is decoded and encoded again, so that nothing but an image gets into the page.
-    """
+    """Return an image as a data URI, encoded again so that nothing but an image gets into the page."""
     try:
         content = kept[path] if path in kept else read_file(folder / path)
         with open_image(content, path) as file:
@@ -365,10 +358,7 @@ def _image(folder: Path, path: str, kept: Mapping[str, bytes] = _NONE_KEPT) -> _
 
 
 def _early(folder: Path, path: str, kept: Mapping[str, bytes]) -> str:
-    """Return an image of an earlier step as a small data URI; empty if the image is missing.
-
-    An image from an earlier page is copied unchanged, since repeated encoding would degrade it.
-    """
+    """Return a small data URI of an earlier step's image, or ''. Repeated encoding would degrade a kept image."""
     try:
         content = kept[path] if path in kept else read_file(folder / path)
         with open_image(content, path) as file:

@@ -42,10 +42,9 @@ def images_of(page: str, results: StudyResults) -> dict[str, bytes]:
 
 
 def _strips(view: StudyResults) -> Iterator[tuple[list[str], list[str], dict[int, dict[str, str]]]]:
-    """Yield (names on the page, paths, paths at earlier steps) for the samples of each arm, and for the real images.
+    """Yield (names on the page, paths, paths at earlier steps) for each arm's samples, and for the real images.
 
-    The paths at earlier steps are keyed by the number of the prompt and by the step. Pages of earlier versions use the
-    name "real".
+    Paths at earlier steps are keyed by prompt number and step. Pages of earlier versions use the name "real".
     """
     for arm in view.arms:
         run = arm.sampled_run

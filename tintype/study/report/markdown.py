@@ -70,7 +70,6 @@ def _safe(value: object) -> Markup:
 
 
 def _named(arm: Arm) -> list[str]:
-    """Return the first cells in the row of an arm."""
     return [*([arm.resolution, f"{arm.tokens:,}"] if arm.resolution else []), titled(arm)]
 
 
@@ -117,7 +116,6 @@ def _along_rows(views: Sequence[View]) -> Iterator[list[str]]:
 
 
 def _difference_rows(views: Sequence[View]) -> Iterator[list[str]]:
-    """Yield a row for each arm, metric and scored step."""
     for view in views:
         for metric in along.metrics_along(view.results):
             for arm, one in along.compared(view, metric.name):
@@ -127,7 +125,6 @@ def _difference_rows(views: Sequence[View]) -> Iterator[list[str]]:
 
 
 def _stage_rows(views: Sequence[View]) -> list[list[str]]:
-    """Return a row for each score on images of an earlier stage."""
     return [
         [*_named(arm), metric.label, *cells]
         for view in views
@@ -153,7 +150,6 @@ def _prompt_rows(views: Sequence[View]) -> Iterator[list[str]]:
 
 
 def _cost_rows(views: Sequence[View]) -> Iterator[list[str]]:
-    """Yield a row for each arm with measurements alone on a GPU."""
     for view in views:
         yield from ([*_named(arm), *findings.cost_cells(view.results, arm)] for arm in view.everyone if arm.alone)
 

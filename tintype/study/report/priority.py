@@ -1,8 +1,4 @@
-"""Format the priority of arms as text, for the page, the Markdown and the terminal.
-
-The priority is shown if training steps of the baseline and of an arm were measured alone on a GPU. Without a cost,
-there is no Pareto front.
-"""
+"""Format the priority of arms as text; it needs the costs of the baseline and an arm, measured alone on a GPU."""
 
 from __future__ import annotations
 

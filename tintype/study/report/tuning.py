@@ -52,10 +52,7 @@ def cell(sweep: Sweep, point: TuningPoint, decimals: int) -> str:
 
 
 def rows(results: StudyResults, tuning: Tuning) -> Iterator[list[str]]:
-    """Yield a row for each choice of values, which has the values followed by the scores of the baseline and each arm.
-
-    If a sampler proposed separate values for each arm, each row is a trial, and its cells contain the values.
-    """
+    """Yield a row for each choice of values (a trial if each arm has separate values), with the scores of all arms."""
     decimals = metric_decimals(results, tuning.metric)
     for index, point in enumerate(tuning.sweeps[0].points):
         scores = [cell(one, one.points[index], decimals) for one in tuning.sweeps]

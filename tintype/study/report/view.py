@@ -82,7 +82,6 @@ class Column:
         return spread_of([v for one in self._alike(arm) for v in metric_values(one, name, self.collapsed(one))])
 
     def values(self, arm: Arm) -> str:
-        """Return the value of each seed as text."""
         return " · ".join(self.written(run.metrics.get(self.info.name)) for run in arm.runs)
 
     def effect(self, arm: Arm) -> str:
@@ -97,7 +96,6 @@ class Column:
         return "; ".join(filter(None, [row.marked + difference, row.corrected, row.replicated]))
 
     def mean_and_effect(self, arm: Arm) -> str:
-        """Return the mean; for an arm, also return the verdict and the difference."""
         return self.mean(arm) if arm.role == "baseline" else f"{self.mean(arm)} ({self.effect(arm)})"
 
 
@@ -111,7 +109,6 @@ class View:
     """Other verdicts at this resolution, on pairs of arms and on factors."""
 
     def rows_on(self, *kinds: Kind) -> list[Row]:
-        """Return the verdict rows of these kinds."""
         return [row for row in self.rows if row.kind in kinds]
 
     @cached_property
@@ -136,10 +133,7 @@ class View:
         return [column for column in self.metrics if column not in self.primary]
 
     def in_words(self, arm: Arm) -> list[tuple[str, str]]:
-        """Return (verdict, text) for an arm's primary metrics, grouped by verdict.
-
-        An arm that is better in some metrics and worse in others has the single verdict "mixed".
-        """
+        """Return (verdict, text) for an arm's primary metrics; if some are better and some worse, all are "mixed"."""
         found: dict[str, list[str]] = {}
         for column in self.primary:
             row, verdict, words = column.rows.get(arm.name), verdict_of(arm, column.info), column.info.label
@@ -160,11 +154,7 @@ class View:
         return next((column for column in self.metrics if column.info.name == SPEED), None)
 
     def speed_words(self, arm: Arm) -> str:
-        """Return the step time of an arm if it was measured alone; otherwise return the throughput.
-
-        The throughput is absolute for the baseline, and relative to the baseline for an arm that can be compared. Peak
-        memory is the last entry.
-        """
+        """Return an arm's step time alone, or else its throughput relative to the baseline; then its peak memory."""
         if words := findings.step_words(self.results, arm):
             return words
         return "; ".join(filter(None, [self._throughput_words(arm), findings.memory_words(arm)]))
@@ -209,10 +199,7 @@ class View:
 
 
 def parts_of(results: StudyResults) -> Iterator[tuple[StudyResults, list[Column], list[Row]]]:
-    """Yield the results at each resolution with their columns and other rows, which are the input of a `View`.
-
-    A metric has the same number of decimals at all resolutions.
-    """
+    """Yield the inputs of a `View` for each resolution; a metric has the same decimals at all resolutions."""
     decimals = {metric.name: metric_decimals(results, metric.name) for metric in results.metrics}
     every = rows_of(results)
     for one in results.by_resolution():

@@ -82,9 +82,7 @@ class Scale:
         return max(abs(self.difference(place, change)), abs(self.difference(place, -change)))
 
     def margin(self, place: float, size: float) -> float:
-        """Convert a difference to a change on the scale; for a fraction, the smaller of the upward and downward
-        changes.
-        """
+        """Convert a difference to a change on the scale; for a fraction, the smaller of both directions."""
         up = self.change(place, size)
         return min(up, -self.change(place, -size)) if self.kind == "logit" else up
 
@@ -103,8 +101,7 @@ RAW, LOG, RATIO = Scale(), Scale("log"), Scale("ratio")
 def scale_for(kind: ScaleKind, sets: Iterable[Sequence[float]], pad: float = PAD) -> Scale:
     """Return the scale of a metric for these sets of values; each set belongs to an arm.
 
-    A logarithm needs positive values; sets with other values are compared raw. The unit of asinh is the median of the
-    arms' standard deviations.
+    Without positive values, logarithms become raw. The unit of asinh is the median of the arms' standard deviations.
     """
     known = [list(values) for values in sets]
     every = [value for values in known for value in values]
@@ -127,10 +124,7 @@ class Cells:
     values: Mapping[str, Mapping[int, float]]
     scale: Scale = RAW
     plans: Mapping[str, str] = field(default_factory=dict)
-    """For an arm that has the plan of another arm, the name of that other arm.
-
-    For example, the control has the baseline's plan. Both arms share one spread.
-    """
+    """The arm with the same plan, such as the baseline for the control, by arm; both arms share one spread."""
     blocks: Mapping[str, str] = field(default_factory=dict)
     """The resolution of each arm, if there are several; arms of the same resolution share their spread."""
     collapsed: Mapping[str, Sequence[int]] = field(default_factory=dict)
@@ -158,7 +152,6 @@ class Cells:
         return len(self.values.get(arm, ()))
 
     def without(self, seeds: Mapping[str, Iterable[int]]) -> Cells:
-        """Return the cells without the given seeds of the given arms."""
         out = {arm: set(some) for arm, some in seeds.items()}
         kept = {
             arm: {seed: value for seed, value in by_seed.items() if seed not in out.get(arm, ())}
@@ -177,7 +170,6 @@ class Cells:
 
     @cached_property
     def spreads(self) -> dict[str, Spread]:
-        """Return the spread of each block."""
         sets: dict[str, dict[str, list[list[float]]]] = {}
         for arm, by_seed in self.values.items():
             plans = sets.setdefault(self.block_of(arm), {})
@@ -189,7 +181,6 @@ class Cells:
         return self.spreads[self.block_of(arm)].variances[self.plan_of(arm)]
 
     def residuals(self, arm: str, seeds: Iterable[int]) -> Array:
-        """Return the residuals of the runs with these seeds."""
         values = np.array([self.values[arm][seed] for seed in seeds])
         found: Array = values - values.mean()
         return found
@@ -203,8 +194,7 @@ class Cells:
 def rounding_of(values: Iterable[float], scale: float = 0.0) -> float:
     """Return the largest standard error of these values that rounding alone can cause.
 
-    `scale` is the magnitude of the numbers from which the values were computed. For example, even a logarithm near zero
-    has the rounding error of its ratio.
+    `scale` is the magnitude of the original numbers: a logarithm near zero has the rounding error of its ratio.
     """
     return _ROUNDING * max(scale, float(max(map(abs, values), default=0.0)))
 

@@ -38,11 +38,7 @@ class Contrast:
     """Weights of the sum of means to which the contrast is a change."""
 
     def over_plans(self, cells: Cells) -> Contrast:
-        """Return the contrast with each arm's weight divided among all runs of its plan, since the control has the
-        baseline's plan.
-
-        Arms without runs get no weight.
-        """
+        """Return the contrast with weights divided among all runs of a plan; the control has the baseline's plan."""
 
         def shared(weights: Mapping[str, float]) -> dict[str, float]:
             found: dict[str, float] = {}

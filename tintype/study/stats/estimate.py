@@ -29,16 +29,14 @@ _GRID = 0.02
 class Estimate:
     """The value of a contrast on the scale of its cells, with its standard error and interval.
 
-    With one seed, the error and the degrees of freedom are None. An error that rounding alone could cause is set to
-    zero; then every seed differs by the same amount, so the spread over seeds is not measurable. With one seed or a
-    zero error, there is no interval and no p.
+    An error that rounding alone could cause is set to zero: all seeds differ by the same amount, so the spread is not
+    measurable. With one seed (the error is None) or a zero error, there is no interval and no p.
     """
 
     value: float
     old: float
     """The reference to which the contrast is a change."""
     level: float = CONFIDENCE
-    """The confidence of the interval."""
     error: float | None = None
     freedom: float | None = None
     skewness: float = 0.0
@@ -126,11 +124,7 @@ class Estimate:
         return tried[place] if place < len(tried) else None
 
     def seeds_for_same(self, margin: float) -> int | None:
-        """Return the number of seeds with which the interval lies within the margin in 80% of studies without a
-        difference.
-
-        The result is at least the estimate's number of seeds; None if a thousand seeds are too few.
-        """
+        """Return the seeds with which 80% of studies without a difference find *same*; None above a thousand."""
         error, freedom = self.error, self.freedom
         if not error or freedom is None:
             return None
@@ -153,10 +147,9 @@ class Estimate:
 
 
 def estimate(cells: Cells, contrast: Contrast, level: float = CONFIDENCE) -> Estimate:
-    """Estimate a contrast from cells. Each arm has runs, and its weight is divided among all runs of its plan.
+    """Estimate a contrast from cells, with each arm's weight divided among all runs of its plan.
 
-    The squared standard error is a sum over plans; each plan adds its variance times the sum of w² / n over its arms.
-    The standard error has Satterthwaite's degrees of freedom.
+    Its squared error, the sum of variance · Σ w² / n over plans, has Satterthwaite's degrees of freedom.
     """
     contrast = contrast.over_plans(cells)
     weights, seeds, parts = contrast.weights, dict[str, int](), dict[str, float]()
@@ -190,8 +183,7 @@ def estimate(cells: Cells, contrast: Contrast, level: float = CONFIDENCE) -> Est
 
 
 def planned_widening(seeds: int, arms: int, control: bool, confidence: float, stored: int = 0) -> float:
-    """Return the mean factor by which the measured skewness of normally distributed runs widens an interval, in a
-    planned study.
+    """Return the mean factor by which the measured skewness of normal runs widens an interval in a planned study.
 
     The measured skewness of N normal values has the standard deviation √(6 / N). In half of all studies, the skewness
     widens the side of the interval that decides.
@@ -212,8 +204,7 @@ def t_quantile(freedom: float, confidence: float) -> float:
 def detectable_in_errors(freedom: float, confidence: float) -> float:
     """Return the true difference, in standard errors, that a two-sided t test finds with a power of 80%.
 
-    Satterthwaite's degrees of freedom can be any real number, so the result is interpolated on a logarithmic grid,
-    which can be cached.
+    Since degrees of freedom can be any real number, the result is interpolated on a cached logarithmic grid.
     """
     if float(freedom).is_integer():
         return _solve_detectable(freedom, confidence)
@@ -232,8 +223,7 @@ def _solve_detectable(freedom: float, confidence: float) -> float:
 def t_power(shift: float, freedom: float, confidence: float) -> float:
     """Return the probability that a t test finds a true difference of `shift` standard errors.
 
-    Average the tails of the normal distribution over the quantiles of the estimated error, since scipy's noncentral t
-    fails for large shifts.
+    Average normal tails over quantiles of the estimated error, since scipy's noncentral t fails for large shifts.
     """
     reach = t_quantile(freedom, confidence) * _estimated_errors(freedom)
     return float((special.ndtr(shift - reach) + special.ndtr(-shift - reach)).mean())
@@ -256,11 +246,10 @@ def _estimated_errors(freedom: float, quantiles: int = _QUANTILES) -> Array:
 def corrected_for_selection(
     value: float, error: float, reach: float, confidence: float = CONFIDENCE
 ) -> tuple[float, float, float]:
-    """Return a corrected difference and its interval, given that the difference was reported because its size exceeds
-    `reach`.
+    """Return a corrected difference and its interval, for a difference that was reported as larger than `reach`.
 
-    Compute the mean and the quantiles of the conditional likelihood of Zhong and Prentice 2008 under the normal
-    distribution. Differences slightly above `reach` are too large on average, and much larger differences are not.
+    Mean and quantiles are those of the conditional likelihood of Zhong and Prentice 2008 under the normal distribution.
+    Differences slightly above `reach` are too large on average, and much larger differences are not.
     """
     z, limit = abs(value) / error, reach / error
     true = np.linspace(-4.0 - limit, z + 6.0, 2001)

@@ -2,11 +2,8 @@
 
 A study makes many comparisons, and the chance of any false verdict in the whole study is at most 5%. The comparisons on
 the primary metrics share four fifths of this error equally, and those on all other metrics share one fifth. The shares
-depend on the comparisons that the study planned, whether measured or not.
-
-Reading a study's results, adding seeds and reading the results again gives a second chance for a false verdict. So each
-interim analysis has its own share of the error, and all shares sum to at most one. By Bonferroni's inequality, the
-error of the whole study then stays within 5%, for any dependence between the interim analyses.
+depend on the comparisons that the study planned, whether measured or not. The module `tintype.study.looks` explains why
+each interim analysis has its own share.
 """
 
 from __future__ import annotations
@@ -24,11 +21,7 @@ FIRST_SHARE = 0.8
 
 
 UNSTABLE = 0.02
-"""Probability that a study calls any arm unstable although the arm's runs do not collapse more often than the
-baseline's.
-
-The error for "unstable" is in addition to the study's 5%.
-"""
+"""Probability that a study calls any arm unstable by chance; this error is in addition to the study's 5%."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +47,7 @@ def counts_of(keys: Collection[Key], primary: Collection[str]) -> Counts:
 
 
 def weights_of(keys: Collection[Key], primary: Collection[str]) -> dict[Key, float]:
-    """Return each comparison's share of the study's 5% error; the shares sum to one.
-
-    The keys are those of all planned comparisons.
-    """
+    """Return the share of the study's 5% error of each planned comparison; the shares sum to one."""
     counts = counts_of(keys, primary)
     return {key: counts.weight(key.metric in primary) for key in keys}
 

@@ -30,10 +30,7 @@ DOUBT = 2.0
 SKEW = 1.5
 """Factor on the pooled skewness, since small samples underestimate skewness."""
 STORED_FULL = 30
-"""With this many stored baseline runs, the centre is well known; d and e are then at least 4, and SKEW is 0.75.
-
-With fewer stored runs, these three values are interpolated.
-"""
+"""With this many stored baseline runs, d and e are at least 4, and SKEW is 0.75; with fewer, interpolate."""
 STANDS_OUT = 0.16
 """Reports call a plan's spread large if it is 2.5 times the centre's, which gives the centre this weight."""
 
@@ -97,10 +94,7 @@ def alike_freedom(metrics: Sequence[Mapping[str, Variance]], effective: float) -
 
 
 def spread_of(sets: Mapping[str, Sequence[Sequence[float]]], alike: float = LEAST_FREEDOM, stored: int = 0) -> Spread:
-    """Return the spread of these plans; each plan has the values of its arms.
-
-    `alike` is the value e of `alike_freedom`. `stored` is the number of runs from other studies.
-    """
+    """Return the spread of these plans, each with the values of its arms; `alike` is e of `alike_freedom`."""
     own = {plan: pool(_own_variance(values) for values in some if len(values) > 1) for plan, some in sets.items()}
     known = [one for one in own.values() if one.freedom]
     if not known:
@@ -179,10 +173,9 @@ def total_variance(parts: Sequence[Variance], most: float) -> Variance:
 
 
 def planned_error(seeds: int, arms: int, control: bool, stored: int = 0) -> Variance:
-    """Return the squared standard error of an arm's difference in a planned study, for single runs with variance one.
+    """Return the squared standard error of an arm's difference in a planned study, for single runs of variance one.
 
-    `arms` does not include the control, whose runs count as the baseline's. The `stored` runs of other studies also
-    count as the baseline's.
+    `arms` does not include the control. Its runs, and the `stored` runs, count as the baseline's.
     """
     sets, beside = 2 if control else 1, max(stored - 1, 0)
     shared = LEAST_FREEDOM + 3 * min(1.0, stored / STORED_FULL)
