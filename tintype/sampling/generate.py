@@ -1,8 +1,7 @@
 """Generate images from captions, for the command line, evaluation and reports.
 
-Image i starts from noise that depends only on (seed, i), so the batch size does not change the image.
-
-Tensor dimensions are B (images of a batch), C (channels), H (latent rows), W (latent columns) and K (kept tokens).
+Image i starts from noise that depends only on (seed, i), so the batch size does not change the image. Dimensions are B
+(images of a batch), C (channels), H (latent rows), W (latent columns) and K (kept tokens).
 """
 
 from __future__ import annotations
@@ -67,10 +66,8 @@ def generate(
 ) -> Tensor:
     """Return one image for each caption, as uint8 [N, 3, height, width].
 
-    `on_step` gets the batch size at each sampler step.
-
-    For each velocity evaluation, `on_estimate` gets a function that decodes the current estimate of the batch's final
-    images.
+    `on_step` gets the batch size at each sampler step. For each velocity evaluation, `on_estimate` gets a function that
+    decodes the current estimate of the batch's final images.
     """
     batches = []
     for first, last in spans(0, len(captions), settings.batch):
@@ -150,17 +147,13 @@ def _watched(velocity: VelocityFn, parts: Model, state: Joined, on_estimate: OnE
 
 
 def first_noise(parts: Model, draws: Draws, size_px: Size) -> Tensor:
-    """Return the initial noise for sampling."""
     height, width = (side // parts.tokenizer.stride_px for side in sides(size_px))
     return scaled(draws.normal("sample", (parts.tokenizer.channels, height, width)), parts.objective.noise_scale)
 
 
 @dataclass(frozen=True)
 class TextBranches:
-    """Compute the velocities of a batch of images with their captions and with the null caption.
-
-    With a class token, `x_t_BCHW` is the sampler's `Joined` state.
-    """
+    """Compute velocities of a batch with captions and with the null caption; with a class token, of `Joined` states."""
 
     parts: Model
     draws: Draws

@@ -61,7 +61,6 @@ class Images:
 
     run: LoadedRun
     prompts: Sequence[str]
-    """The prompt of each image."""
     settings: SamplerSettings
     seed: int
     size_px: Size
@@ -144,10 +143,9 @@ def sample_run(
 ) -> list[Path]:
     """Write `count` images for each prompt, and their contact sheet; return the paths, with the sheet last.
 
-    If the folder has images of other commands, numbers continue after those images. The same command overwrites its own
-    images. Images from an average over another length have this length in their names. The ranks take turns in making
-    batches, which equal the batches of a single process. Each rank writes its images, and the first rank makes the
-    sheet. `on_images` gets the number of finished images and the total; an unfinished image counts as a fraction.
+    Numbers continue after images of other commands; the same command overwrites its own images. Images from an average
+    over another length have this length in their names. The ranks take turns in making the batches of a single process,
+    and the first rank makes the sheet. In `on_images`, an unfinished image counts as a fraction.
     """
     prompts = [*prompts, *(_read_prompts(prompt_file) if prompt_file else [])]
     if not prompts:
@@ -237,7 +235,6 @@ def _read_prompts(path: Path) -> list[str]:
 
 
 def as_image(image_CHW: Tensor) -> Image.Image:
-    """Return the image as a Pillow image."""
     return Image.fromarray(image_CHW.permute(1, 2, 0).cpu().numpy())
 
 

@@ -24,11 +24,9 @@ _cached: dict[tuple[str, int, int, torch.device], Tensor] = {}
 
 
 def velocity_bias(parts: Model, size_px: int | tuple[int, int]) -> VelocityBias | None:
-    """Return the bias that guidance must correct for this run; None if there is no bias. For a scheduled weight, the
-    last value is used.
+    """Return the bias that guidance must correct, with the last value of a scheduled weight; None without bias.
 
-    The mean velocity is known only for the sizes of the training images, which are the data's size and the sizes of
-    earlier stages.
+    The mean velocity is known only for the sizes of the training images, also of earlier stages.
     """
     plan = parts.plan
     height, width = (size_px, size_px) if isinstance(size_px, int) else size_px
@@ -71,10 +69,8 @@ def _first(parts: Model) -> int:
 def mean_target(parts: Model, size_px: int) -> Tensor:
     """Return the mean of the target velocity over the first training images at their times, as float32 [C, H, W].
 
-    The images have the size of the data or of a training stage. For a mixture of data sets, whose shares may have
-    changed, the last images are used.
-
-    The target is linear in the noise, which has mean zero. So the noise is left out, which avoids sampling error.
+    For a mixture of data sets, whose shares may have changed, the last images are used. The target is linear in the
+    noise, whose mean is zero, so noise is left out to avoid sampling error.
     """
     seed, count = parts.plan.seed, min(MOST_IMAGES, len(parts.source))
     begin, source = _first(parts), parts.source_of(size_px)

@@ -107,6 +107,8 @@ class PooledArm:
 
 @dataclass(frozen=True)
 class Pooled:
+    """Several studies, read together."""
+
     studies: list[str]
     arms: list[PooledArm]
     left_out: list[str]

@@ -61,6 +61,8 @@ class RunStatus:
 
 @dataclass(frozen=True)
 class StudyStatus:
+    """A study and all its runs."""
+
     name: str
     folder: str
     runs: list[RunStatus]

@@ -1,7 +1,4 @@
-"""Each technique has its own file, and an entry in a table of all techniques.
-
-A new technique needs a file, a line in this table, and a test.
-"""
+"""Each technique has its own file, and an entry in a table. A new technique needs a file, a line, and a test."""
 
 from dataclasses import replace
 from importlib import import_module

@@ -27,10 +27,7 @@ class Application:
 
     @classmethod
     def parse(cls, spec: str, known: Known = NONE_KNOWN) -> Application:
-        """Parse `name` or `name:key=value,key=[value,value]`.
-
-        Missing options are filled in with settings from files that the options name.
-        """
+        """Parse `name` or `name:key=value,key=[value,value]`; files that the options name fill in missing options."""
         name, _, rest = spec.partition(":")
         if name not in TECHNIQUES:
             raise UserError(
@@ -48,11 +45,10 @@ class Application:
 def apply_techniques(
     plan: Plan, techniques: Sequence[str | Application], given: Sequence[str] = (), prefix: str | None = None
 ) -> Plan:
-    """Return the plan after the techniques were applied in order. Each technique must change something, and may change
-    only the seams that it declares.
+    """Return the plan after the techniques were applied in order.
 
-    `given` are the user's own assignments, which techniques must not overwrite. In messages, `prefix` comes before the
-    keys; by default, messages call them settings that the user gave.
+    Each technique must change something, and only the seams that it declares. `given` are the user's own assignments,
+    which techniques must not overwrite. In messages, `prefix` comes before their keys.
     """
     applied: list[Technique] = []
     for one in techniques:
@@ -124,10 +120,7 @@ def _reasons(error: ValidationError) -> str:
 
 
 def check_arm(what: str, before: Plan, after: Plan, declared: Set[str]) -> dict[str, Change]:
-    """Raise unless an arm changes something, and changes only its declared seams.
-
-    Every comparison relies on this check.
-    """
+    """Raise unless an arm changes something, and only its declared seams; every comparison relies on this."""
     changes = diff(before, after)
     if not changes:
         raise UserError(f"{what} changes nothing: the plan has these settings already")

@@ -48,7 +48,6 @@ class Technique:
     """Name of the technique's file, with `-` for `_`; the table of techniques sets it."""
 
     def changes(self, plan: Plan, options: Settings) -> Changes:
-        """Return the changed fields of the Plan."""
         if self.apply is not None:
             return self.apply(plan, options)
         if self.setting is not None:

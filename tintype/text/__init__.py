@@ -23,7 +23,4 @@ PARTS: OpenKinds[TextPart] = OpenKinds(
 
 
 TextChoice = Annotated[TextPart, OneOf(PARTS, "words"), BeforeValidator(kind_alone)]
-"""Any text encoder in the notation of a plan file, such as `{kind: t5gemma, weights: FOLDER}`, or only a kind.
-
-Without a kind, the encoder is `words`, as in plans of earlier versions.
-"""
+"""Any text encoder in the notation of a plan file, `{kind: t5gemma, weights: FOLDER}` or a kind; default: `words`."""

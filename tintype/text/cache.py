@@ -1,14 +1,13 @@
 """Cache the token states that a frozen text encoder computes for captions on disk, by the caption's text.
 
 States are stored without padding, in the dtype in which they were computed. So training gives the same result with the
-cache as without it. On a CPU, the result is identical to the last bit.
+cache as without it; on a CPU, to the last bit.
 
-On a GPU, captions are encoded in batches of a fixed number of rows. A GPU rounds differently for a different number of
-rows. With a fixed number of rows, a cached state does not depend on how many other captions were missing from the
-cache.
+A GPU rounds differently for a different number of rows, so it encodes captions in batches of a fixed number. A cached
+state then does not depend on how many other captions were missing from the cache.
 
-The folder's name is a hash of all settings and weights that determine the states. If any of them changes, a new folder
-is used. All ranks of a run and all arms of a study share the cache.
+The folder's name is a hash of all settings and weights that determine the states. All ranks of a run and all arms of a
+study share the cache.
 
 Tensor dimensions are T (tokens of all captions) and C (width of the encoder).
 """
@@ -35,10 +34,7 @@ FORMAT = 1
 _AT_ONCE = 256
 """Number of captions that are encoded before their states are written."""
 _PLACE_BYTES = 7
-"""Number of leading bytes of a key. The value of these bytes is the key's position in the lock file.
-
-Keys with the same position share a lock.
-"""
+"""Number of leading bytes of a key that give its position in the lock file; equal positions share a lock."""
 _OTHERWISE = "set run.text_embeddings to live"
 
 
@@ -73,10 +69,7 @@ class CachedText:
         return self.encoder.transformers_form()
 
     def fill(self, captions: Sequence[str]) -> int:
-        """Encode the missing captions, and return how many this process encoded.
-
-        Processes that need the same captions share the work.
-        """
+        """Encode the missing captions, shared with other processes, and return how many this process encoded."""
         text_of = {_key(caption): caption for caption in captions}
         return self._work.do(
             list(text_of),

@@ -20,20 +20,14 @@ from tintype.pretrained.packages import optional_package
 from tintype.text.prx_rules import clean_as_prx
 
 VERSION = 1
-"""Version of the cleaning rules.
-
-The version is part of the identity of an encoder that cleans captions. Change the version when the rules change.
-"""
+"""Version of the cleaning rules, in the identity of encoders that clean; change it when the rules change."""
 
 Cleaning = Literal[False, True, "prx", "prx-pixel"]
 """False: no cleaning. True: `clean`. `prx`, `prx-pixel`: the rules of diffusers' PRXPipeline and PRXPixelPipeline."""
 _PROBE = """ "The RED-ball_of my-cute_cat": caf\u00c3\u00a9 &amp;quot;x&quot; <b>A</b> @me #123 #12345 1234567 \u7ea2
 https://example.org/a_b \u2014 example.com/x.png 10.0.0.1 jc6640 jc6640vc 66vc23 free shipping page 3 3x4 ...
 click on this (a) [b] {c} |d| *e* free download jpg image a1b2c3d .x : y,z 50%+off 7:45 """
-"""A test text that is changed by every rule.
-
-The cleaned test text identifies the rules, including the rules of the installed ftfy.
-"""
+"""A test text that every rule changes; its cleaned form identifies the rules, also those of the installed ftfy."""
 
 _TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
 _MARKUP = re.compile(rf"<!--.*?-->|{_TAG.pattern}", re.DOTALL)
@@ -55,10 +49,7 @@ def clean(caption: str) -> str:
 
 
 def _unescaped(text: str) -> str:
-    """Decode HTML entities.
-
-    Numeric entities with very many digits are replaced, since Python cannot parse such entities.
-    """
+    """Decode HTML entities; replace numeric entities with very many digits, which Python cannot parse."""
     return html.unescape(_NO_CHARACTER.sub("\ufffd", text))
 
 

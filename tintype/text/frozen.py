@@ -127,10 +127,7 @@ class EncodedCaptions:
 
 
 class FrozenTextEncoder:
-    """A frozen network and its tokenizer.
-
-    The encoder is not an `nn.Module`, so it is not trained, averaged, sharded or saved.
-    """
+    """A frozen network and its tokenizer; not an `nn.Module`, so it is not trained, averaged, sharded or saved."""
 
     def __init__(self, settings: FrozenTextPart, network: Untyped, device: torch.device) -> None:
         self.settings, self.device = settings, device
@@ -187,10 +184,7 @@ class FrozenTextEncoder:
         return [self._cut(caption, max_tokens) for caption in captions]
 
     def _beginning(self, caption: str, max_tokens: int) -> str:
-        """Truncate a caption to `max_tokens` tokens.
-
-        Letters are dropped from the end of the caption, even within a word.
-        """
+        """Truncate a caption to `max_tokens` tokens by dropping letters from its end, even within a word."""
         (text,) = self._read([caption])
         if not self._is_longer(text, max_tokens):
             return caption
@@ -216,10 +210,7 @@ class FrozenTextEncoder:
         return [list(ids) or [self._nothing] for ids in found]
 
     def _read(self, captions: Sequence[str]) -> list[str]:
-        """Return the cleaned captions in the form that the tokenizer expects.
-
-        Invalid Unicode characters are replaced.
-        """
+        """Return the cleaned captions in the form that the tokenizer expects, with invalid Unicode replaced."""
         return [self._clean(caption).encode("utf-8", "replace").decode() for caption in captions]
 
     def _states(self, ids: Sequence[Sequence[int]], length: int, rows: int) -> Tensor:
@@ -270,10 +261,7 @@ class FrozenTextEncoder:
         return value
 
     def _some_token(self, *ids: int | None) -> int:
-        """Return the first id that is not None.
-
-        The returned token is used for padding, and for a caption without tokens.
-        """
+        """Return the first id that is not None, to be used for padding, and for a caption without tokens."""
         for found in ids:
             if found is not None:
                 return int(found)
@@ -299,7 +287,4 @@ class FrozenTextEncoder:
 
 
 POOLERS = frozenset({"pooler"})
-"""Modules that process only the token states, and whose output is not used.
-
-Checkpoints often lack the weights of these modules.
-"""
+"""Modules after the token states, whose output is not used; checkpoints often lack their weights."""

@@ -28,10 +28,7 @@ _EVEN = 32
 
 @dataclass(frozen=True)
 class Group:
-    """Captions that are encoded together and padded to one length, as indices into a list.
-
-    If there are more rows than captions, the extra rows repeat the last caption.
-    """
+    """Captions, as indices, that are encoded together, padded to one length; extra rows repeat the last caption."""
 
     members: tuple[int, ...]
     length: int
@@ -43,27 +40,17 @@ Grouping = Callable[[Sequence[int]], list[Group]]
 
 
 def alone(lengths: Sequence[int]) -> list[Group]:
-    """Make one group per caption, without padding.
-
-    The states of a caption then depend only on this caption, bit for bit.
-    """
+    """Make one group per caption, so that its states depend only on this caption, bit for bit."""
     return [Group((place,), length, 1) for place, length in enumerate(lengths)]
 
 
 def by_length(lengths: Sequence[int]) -> list[Group]:
-    """Group captions of similar length.
-
-    This function makes few groups with little padding, for states that are not cached.
-    """
+    """Make few groups of captions of similar length, with little padding, for states that are not cached."""
     return [Group(some, length, len(some)) for some, length in _chunks(lengths, lambda n: max(1, MOST_TOKENS // n))]
 
 
 def evenly(lengths: Sequence[int]) -> list[Group]:
-    """Make groups that all have the same number of rows.
-
-    A GPU's rounding depends on the number of rows. With an equal number of rows, cached states do not depend on the
-    number of captions in a group.
-    """
+    """Make groups with equal numbers of rows: these decide a GPU's rounding, on which cached states must not depend."""
     return [Group(some, length, _EVEN) for some, length in _chunks(lengths, lambda n: _EVEN)]
 
 
@@ -80,10 +67,7 @@ def _chunks(lengths: Sequence[int], most: Callable[[int], int]) -> list[tuple[tu
 
 @dataclass(frozen=True)
 class Packed:
-    """Token states of several captions in one tensor, with each caption's start and length.
-
-    Gaps between captions are allowed.
-    """
+    """Token states of several captions in one tensor, with each caption's start and length; gaps are allowed."""
 
     token_TC: Tensor
     starts: Sequence[int]

@@ -34,8 +34,5 @@ class TextPart(Part):
         """Raise if the encoder's package is not installed, without loading weights."""
 
     def build(self, device: torch.device) -> TextEncoder:
-        """Build the encoder.
-
-        A frozen encoder is loaded onto the device; a trained encoder moves to the device together with the model.
-        """
+        """Build the encoder. A frozen encoder is loaded onto the device; a trained encoder moves with the model."""
         raise NotImplementedError

@@ -33,9 +33,8 @@ class T5GemmaSettings(FrozenTextPart):
     def network(self) -> Untyped:
         """Load the encoder.
 
-        The config of a full T5Gemma contains a config of the encoder and a config of the decoder. The config of an
-        encoder that was saved alone may have the same form, or contain only the encoder's values. The attention limits
-        its scores by a soft cap; in all versions of transformers, only the `eager` implementation computes it.
+        A config has configs of encoder and decoder, or only the encoder's values if the encoder was saved alone. Only
+        the `eager` implementation computes the soft cap by which the attention limits its scores.
         """
         config = self.checkpoint.config()
         if config.model_type == _T5GEMMA and "T5GemmaEncoder" in (config.architectures or ()):

@@ -58,10 +58,7 @@ def bucket(word: str, buckets: int) -> int:
 
 
 def token_ids(caption: str, settings: WordsSettings) -> list[int]:
-    """Return the id of the start token, and one id per word.
-
-    The empty caption, which guidance uses as the null caption, consists of the start token alone.
-    """
+    """Return the id of the start token, and one id per word. The null caption is the start token alone."""
     words = _WORD.findall(caption.lower())[: settings.max_tokens - 1]
     return [_START] + [bucket(word, settings.buckets) for word in words]
 
@@ -75,10 +72,7 @@ def _cut(caption: str, max_tokens: int) -> str:
 
 @lru_cache(maxsize=1 << 17)
 def _padded_ids(caption: str, settings: WordsSettings) -> Tensor:
-    """Return the padded token ids.
-
-    The ids are cached, since captions repeat in every epoch and every run of a study.
-    """
+    """Return the padded token ids, cached since captions repeat in every epoch and every run of a study."""
     ids = token_ids(caption, settings)
     return torch.tensor(ids + [_PADDING] * (settings.max_tokens - len(ids)))
 
@@ -135,10 +129,7 @@ class WordsEncoder(nn.Module):
 
 
 class Norm(nn.LayerNorm):
-    """LayerNorm that precedes a matrix product.
-
-    With the denoiser's kernel, the output has the dtype of this product.
-    """
+    """LayerNorm that precedes a matrix product; with the denoiser's kernel, its output has the product's dtype."""
 
     def forward(self, x_BLC: Tensor) -> Tensor:
         if why_no_kernels(x_BLC.device):

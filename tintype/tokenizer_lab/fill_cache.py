@@ -1,7 +1,4 @@
-"""Encode all training images of a plan before a run needs them: `tintype tokenizer cache`.
-
-The ranks process chunks of the images in turn. Rows from an earlier call are reused if their checksums are right.
-"""
+"""Encode a plan's images before a run needs them: `tintype tokenizer cache`. Ranks take turns, and keep good rows."""
 
 from __future__ import annotations
 
@@ -20,10 +17,7 @@ from tintype.runtime.transfer import send
 from tintype.tokenizers.latent_cache import open_latent_cache, why_uncacheable
 
 _CPU_CHUNK_IMAGES, _GPU_CHUNK_IMAGES = 16, 64
-"""Number of images between two checks for a signal.
-
-A GPU always gets complete batches, since padding a batch wastes work.
-"""
+"""Number of images between two checks for a signal; for a GPU, whole batches, since padding wastes work."""
 
 
 @dataclass(frozen=True)

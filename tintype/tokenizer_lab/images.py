@@ -1,8 +1,8 @@
 """Load images for training and measuring tokenizers, either the embedded scenes or any set of images on disk.
 
-In a set on disk, the held-out images depend only on the number of images, since they are the first in a fixed random
-order. So a report on the same number of images as training held out uses exactly the held-out images. In a store,
-training uses only the training split and holds out a subset of it; a report uses the evaluation split.
+The held-out images of a set on disk are the first in a fixed random order, so they depend only on their number. A
+report on the same number of images then uses exactly these. In a store, training holds out a subset of the training
+split; a report uses the evaluation split.
 
 Tensor dimensions are B (images), N (all images), C (channels), H (rows) and W (columns).
 """
@@ -165,10 +165,7 @@ def held_out_ids(wanted: int, count: int) -> list[int]:
 def measured_images(
     data: str, size_px: int, count: int, device: torch.device, on_images: OnImages = lambda doing, done, total: None
 ) -> tuple[Tensor, int]:
-    """Return up to `count` images, uint8 [N, 3, size, size] on the CPU, and the number of images in the set.
-
-    Images on disk are resized by their short side and center-cropped.
-    """
+    """Return up to `count` center-cropped images, uint8 [N, 3, size, size] on the CPU, and the size of the set."""
     if data == SCENES:
         image_NCHW = SceneSettings().held_out(size_px, count, device).cpu()
         on_images("rendering", count, count)

@@ -303,10 +303,7 @@ def _latent_notes(part: TokenizerPart, trip: RoundTrip) -> Iterator[str]:
 
 
 def _seen_in_training(part: TokenizerPart, settings: ReportSettings, total: int) -> Iterator[str]:
-    """Yield a note if the tokenizer was trained on some of these images.
-
-    The note is not needed for scenes and stores, since they have a split that training never uses.
-    """
+    """Yield a note if the tokenizer was trained on some of these images; scenes and stores have a separate split."""
     trained = part.training_record()
     theirs = trained.get("settings", {}).get("data", SCENES)
     if SCENES in (theirs, settings.data) or is_store(Path(settings.data).expanduser()):

@@ -195,9 +195,6 @@ def _finish(out: Path, settings: Training, data: TrainingSet, network: Vae) -> R
 
 @torch.no_grad()
 def latent_statistics(network: Vae, batches: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation of each channel of the posterior's mean, as float32 [C].
-
-    Both are computed over images and positions.
-    """
+    """Return mean and deviation of each channel of the posterior's mean over images and positions, float32 [C]."""
     mean_C, std_C = channel_statistics(network.posterior(to_floats(image_BCHW)).mean_BCHW for image_BCHW in batches)
     return mean_C.float(), std_C.float()

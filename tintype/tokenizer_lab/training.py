@@ -222,7 +222,6 @@ def statistics_images(settings: TokenizerTraining, data: TrainingSet) -> Iterato
 
 
 def held_out_psnr(tokenizer: LatentTokenizer, data: TrainingSet, device: torch.device) -> Tensor:
-    """Return the PSNR of each held-out image."""
     held_out_NCHW = data.held_out_images().to(device)
     return torch.cat(
         [psnr(chunk, tokenizer.decode(tokenizer.encode(chunk))) for chunk in held_out_NCHW.split(_MEASURED_TOGETHER)]

@@ -145,10 +145,7 @@ class LatentTokenizer:
     def __init__(
         self, network: Untyped, size: Compression, identity: str, *, sampled: bool = False, compute: Compute = "fp32"
     ) -> None:
-        """Freeze a network that is already on its device.
-
-        `sampled`: latents are sampled from the Gaussian of the encoder.
-        """
+        """Freeze a network on its device; if `sampled`, latents are drawn from the encoder's Gaussian."""
         self.channels, self.stride_px, self.identity = size.channels, size.stride_px, identity
         self._dtype = torch.bfloat16 if compute == "bf16" else torch.float32
         frozen = network.eval().requires_grad_(False)

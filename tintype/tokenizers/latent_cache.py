@@ -38,10 +38,7 @@ _HASH_WORDS = _HASH_BYTES // 4
 
 
 def why_uncacheable(tokenizer: TokenizerPart, tuning: Part | None) -> str | None:
-    """Return the reason why latents cannot be cached; None if they can be cached.
-
-    A run then works without a cache, so that all arms of a study can use the same setting.
-    """
+    """Return why latents cannot be cached, or None. The run then needs no cache, so all arms can share the setting."""
     if tuning is not None:
         return f"'{tuning.kind}' trains the tokenizer: its latents change at every step, so none are cached"
     return tokenizer.why_uncacheable()
@@ -73,10 +70,7 @@ class LatentCache:
         self.rows.write(torch.tensor(ids, dtype=torch.int64), self._encoded(image_MCHW))
 
     def _encoded(self, image_MCHW: Tensor) -> Tensor:
-        """Return the rows of these images.
-
-        A GPU gets batches of a fixed size; on a CPU, the tokenizer itself ensures this.
-        """
+        """Return the rows of these images. A GPU gets batches of a fixed size; on a CPU, the tokenizer ensures this."""
         if self.device.type == "cpu":
             moment_MCHW = self.tokenizer.moments(image_MCHW)
         else:
@@ -119,10 +113,7 @@ def open_latent_cache(
     batch: int,
     folder: str | None = None,
 ) -> LatentCache:
-    """Open or create the latent cache of a tokenizer of this kind; raise a `UserError` if the disk lacks space.
-
-    Without `folder`, the folder's name is a hash of the latents' origin. The origin is always checked.
-    """
+    """Open or create a tokenizer's latent cache, by default in a folder named by a hash of the latents' origin."""
     side = data.size_px // tokenizer.stride_px
     shape = (tokenizer.moment_channels, side, side)
     made_of = {

@@ -97,7 +97,6 @@ class AutoencoderOutline:
     encode: Callable[[Tensor], object]
     """Encodes images in [-1, 1]."""
     decode: Callable[[Tensor], object]
-    """Decodes latents."""
     number_bytes: int = 4
     """Number of bytes of each number in the frozen tokenizer's computation."""
 
@@ -129,10 +128,7 @@ class TokenizerPart(Part):
         raise NotImplementedError
 
     def resolved(self, known: Known = NONE_KNOWN) -> Self:
-        """Return the settings completed from the tokenizer's files.
-
-        Plans contain the completed settings and open no file.
-        """
+        """Return the settings completed from the tokenizer's files; plans contain these and open no file."""
         return self
 
     def build(self, device: torch.device) -> Tokenizer:
@@ -156,15 +152,9 @@ class TokenizerPart(Part):
         return "its encoder gives latents without a Gaussian to draw them from; take small-vae, flux1 or e2e-flux"
 
     def open(self) -> Autoencoder:
-        """Return the trainable network with the same weights as `build` loads.
-
-        If there is no trainable network, `why_frozen` states the reason.
-        """
+        """Return the trainable network with the weights that `build` loads; without one, `why_frozen` says why."""
         raise NotImplementedError
 
     def write_tuned(self, folder: Path, network: Any, normalisation: Statistics, about: Plain) -> str:
-        """Write a network that `open` returned, after training, for use as a frozen tokenizer.
-
-        Return the name of the tokenizer in a plan.
-        """
+        """Write a trained network of `open` as a frozen tokenizer; return the tokenizer's name in a plan."""
         raise NotImplementedError

@@ -66,11 +66,7 @@ class Pixels:
         return None
 
     def check_latents(self, mean_C: Tensor, std_C: Tensor) -> str | None:
-        """Describe the problem with images that have almost no contrast; None if they have contrast.
-
-        Mean and standard deviation are not checked otherwise, since the scale is a convention (JiT's, PRX's) that no
-        setting changes.
-        """
+        """Describe the problem if images have almost no contrast; their scale is a convention (JiT's, PRX's)."""
         if float(std_C.max()) >= LEAST_STD:
             return None
         return (

@@ -41,11 +41,7 @@ class DiffusersPart(LatentPart):
         return AutoencoderOutline(network, network.encode, network.decode, 2 if self.compute == "bf16" else 4)
 
     def stated_normalisation(self, network: Untyped, stated: Mapping[str, Untyped]) -> Normalisation:
-        """Return the normalisation by `latents_mean` and `latents_std` if the config contains them, as in REPA-E's
-        code.
-
-        If the config does not contain them, use its `scaling_factor` and `shift_factor`.
-        """
+        """Return `latents_mean` and `latents_std`, as REPA-E's code does, or else the factors for scale and shift."""
         mean, std = stated.get("latents_mean"), stated.get("latents_std")
         if mean is not None and std is not None:
             if len(mean) != self.channels or len(std) != self.channels:

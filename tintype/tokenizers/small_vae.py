@@ -30,10 +30,7 @@ FILES = TrainedFiles("small-vae", WEIGHTS_NAME, RECORD_NAME, FORMAT, "tintype to
 _CPU = torch.device("cpu")
 _GROUPS = 8
 _LOGVAR = (-30.0, 20.0)
-"""Bounds on the log variance.
-
-Beyond the bounds, the exponential no longer matters, but the gradient would still grow.
-"""
+"""Bounds on the log variance; beyond them, the exponential no longer matters, but the gradient would still grow."""
 
 
 class SmallVaeShape(Settings):
@@ -58,10 +55,7 @@ class SmallVaeShape(Settings):
 
 
 class _Residual(nn.Module):
-    """A residual block with two convolutions, each of which follows a group norm.
-
-    The block is initialised as the identity.
-    """
+    """A residual block with two convolutions, each after a group norm; it is initialised as the identity."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -140,8 +134,7 @@ class Vae(nn.Module):
 def _channels_last(x_BCHW: Tensor) -> Tensor:
     """Convert activations to channels-last, which makes a CPU two to three times as fast.
 
-    The layout of the weights does not change, since a resumed optimizer's moments would otherwise have another layout
-    than the weights.
+    Weights keep their layout, since a resumed optimizer's moments would otherwise have another layout.
     """
     return x_BCHW.contiguous(memory_format=torch.channels_last)
 

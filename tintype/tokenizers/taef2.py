@@ -1,8 +1,6 @@
 """`taef2` is a tiny autoencoder with the latents of FLUX.2 (madebyollin/taef2), implemented in tintype.
 
-The network was trained on images in [0, 1].
-
-Tensor dimensions are B (images), C (channels), H (rows) and W (columns).
+The network was trained on images in [0, 1]. Dimensions are B (images), C (channels), H (rows) and W (columns).
 """
 
 from __future__ import annotations
@@ -109,10 +107,7 @@ class _SoftClamp(nn.Module):
 
 
 class _Block(nn.Module):
-    """A residual block of three convolutions.
-
-    If `pooled` is true, the block first adds features normalised over the whole image.
-    """
+    """A residual block of three convolutions; if `pooled`, first add features normalised over the whole image."""
 
     def __init__(self, pooled: bool = False) -> None:
         super().__init__()

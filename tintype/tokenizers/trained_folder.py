@@ -39,10 +39,7 @@ class TrainedFiles:
         return (folder / self.record).exists()
 
     def write(self, folder: Path, tensors: Mapping[str, Tensor], record: Callable[[str], R]) -> R:
-        """Write the weights, then a record with the SHA-256 of the weights.
-
-        So if a record exists, the weights were written completely.
-        """
+        """Write the weights, then a record with their SHA-256; a record thus shows that the weights are complete."""
         content = save({name: value.detach().cpu().contiguous() for name, value in tensors.items()})
         made = record(hashlib.sha256(content).hexdigest())
         write_bytes(folder / self.weights, content)
