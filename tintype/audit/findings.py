@@ -35,7 +35,7 @@ A few averages never move, since with a fixed decay an average stops within 2^-2
 averages do not move, the decay is too close to 1 for the dtype.
 """
 FEWEST_SMALL_STEPS = 20.0
-"""Minimum expected movement for a check of stochastic rounding, so that half of it is two deviations below."""
+"""Minimum expected movement for a check of stochastic rounding: half of it is two deviations below it."""
 FEWEST_TELLING = 8
 """Minimum number of values that show rounding; bf16 represents a random fp32 number with probability 2^-16."""
 WAVE_ERROR = 1e-2
@@ -211,7 +211,7 @@ def _moments(seen: Seen) -> Iterator[Finding]:
 
 
 def _rounded_inputs(seen: Seen) -> Iterator[Finding]:
-    """Find rounded timesteps and RoPE tables by dtype, by values that are exact in bf16, or by an operation."""
+    """Find rounded timesteps and RoPE tables by dtype, by values exact in bf16, or by operations that round them."""
     times = [one for key, one in seen.inputs.items() if key in TIMES]
     rotations = [one for one in seen.inputs.values() if one.argument == ROTATION]
     for island, inputs, words, harm in (

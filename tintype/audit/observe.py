@@ -35,7 +35,7 @@ TIMES = {_TIME, _WAVE, ("denoiser.resolution_embedder", "like_B")}
 ROTATION = "rotation"
 """Argument name of the RoPE table in the blocks and in their attention."""
 _FOLLOWED = {"t_B": "timestep", "like_B": "timestep", ROTATION: "rope"}
-"""Arguments that no operation may narrow, unlike a timestep's sinusoid, whose reader autocast runs."""
+"""Arguments that no operation may narrow. A timestep's sinusoid may be: autocast runs the layer that reads it."""
 _SOFTMAX = {torch.softmax, torch.Tensor.softmax, nn.functional.softmax}
 _RSQRT = {torch.rsqrt, torch.Tensor.rsqrt}
 """The last operation that computes a norm's statistics."""

@@ -67,8 +67,8 @@ def study_to_measure(
 ) -> Study:
     """Return a study for the measurement.
 
-    It has the baseline with one seed per run or, with `arms`, all arms and about as many runs. The study `name`
-    provides the baseline and its scoring; `recipe` replaces only the baseline's plan.
+    The runs are of the baseline with one seed each or, with `arms`, of all arms. The study `name` provides the baseline
+    and its scoring; `recipe` replaces only the baseline's plan.
     """
     settings = parse(StudySettings, packaged.find("studies", name or _STUDY)).located(Path(name or "").parent)
     usual = settings.set if name or recipe else _SET

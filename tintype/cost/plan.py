@@ -523,7 +523,7 @@ class Counted:
     def _loss_flops(self, loss: LossPart, network: Untyped, step: int) -> float:
         """Return the operations of a loss's frozen network.
 
-        A perceptual network reads two images, one with a gradient. A cached teacher runs only once per image: 0.
+        A perceptual network reads two images, one with a gradient. A cached teacher counts 0: it runs once per image.
         """
         if isinstance(loss, LpipsLossSettings):
             side_px = min(self.plan.size_px_at(step), loss.largest_px)

@@ -49,7 +49,7 @@ _SCALES: Mapping[Kind, Literal["raw", "log", "logit"]] = {
 class Row:
     """The comparison of one arm with the baseline on one metric.
 
-    Differences are arm minus baseline, in the metric's unit. Means are NaN without values; of logarithms, geometric.
+    Differences are arm minus baseline in the metric's unit. Means are NaN without values, and geometric on a log scale.
     """
 
     arm: str

@@ -56,7 +56,7 @@ class Effect:
 def effect_scale(metric: Measured, effects: Collection[Effect]) -> Scale:
     """Return one scale for all effects on a metric. Better values are on the right.
 
-    The scale covers means and seeds; intervals extend both sides at most equally, within possible differences.
+    The scale covers means and seeds. Intervals extend each side by at most the same length, if the metric allows.
     """
     shown = [value for one in effects for value in (one.difference, *one.runs, *one.collapsed)]
     data = [value for value in shown if math.isfinite(value)]

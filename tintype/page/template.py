@@ -26,8 +26,8 @@ def template(
 ) -> Template:
     """Return a template of a package, which escapes everything and has the filter `style` and number filters.
 
-    Every value passes through `finalize` (by default `shown`), even tintype's own markup, which contains other texts. A
-    template can import other templates by their paths in tintype, such as `study/report/parts.html.j2`.
+    Every value passes through `finalize` (by default `shown`), even tintype's own markup, which contains foreign texts.
+    A template can import other templates by their paths in tintype, such as `study/report/parts.html.j2`.
     """
     environment = Environment(
         autoescape=True,

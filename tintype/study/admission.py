@@ -34,7 +34,7 @@ MARGIN = 1.05
 GROWTH = 1.5
 """If a run used its whole share and ran out of memory, its next share is larger by this factor."""
 REACHED = 0.8
-"""A run used up its share if it used at least this fraction; the failed allocation is not in use."""
+"""A run used up its share if this fraction was in use, since memory in use excludes the failed allocation."""
 MOST_CROWDED = 3
 """After this many consecutive attempts that ran out of memory beside other runs, a run gets the GPU to itself."""
 HOST_BYTES, CPU_BYTES = 3 << 30, 1 << 30

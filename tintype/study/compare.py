@@ -406,7 +406,7 @@ def follow_runs(
 ) -> Standing:
     """Return the progress of a study with interim analyses. The comparisons in `family` share the study's error.
 
-    A failed or diverged run counts as ended if `tried` has its (arm, seed), or by default.
+    A failed or diverged run counts as ended if `tried` contains its (arm, seed); by default, always.
     """
     assert isinstance(study.settings.seeds, SeedPlan)
 
@@ -615,7 +615,7 @@ def _sampling_error(
 ) -> float | None:
     """Return the component of a mean difference's standard error that comes from sampling images.
 
-    All runs use the same prompts and noises, so values per image are paired. Without them, the means are independent.
+    All runs use the same prompts and noises, so values per image are paired. Other metrics have independent means.
     """
     values = [
         [images.get(run.hash, {}).get(metric, []) for run in runs if metric in run.metrics] for runs in (new, old)

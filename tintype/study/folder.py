@@ -334,7 +334,7 @@ def _read_study(out: Path, changes: Mapping[str, object], assignments: Sequence[
 
 
 class KnownTokenizers(Mapping[str, Compression]):
-    """Small-vae facts of the last report, by folder. It is read only if a folder is missing, since reading is slow."""
+    """Small-vae facts of the last report, by folder. The report is read only if a folder is missing, to save time."""
 
     def __init__(self, stored: Path) -> None:
         self._stored = stored

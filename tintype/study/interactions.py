@@ -30,7 +30,8 @@ def factor_verdict(
 ) -> FactorVerdict:
     """Return the verdict on a contrast. For an interaction, the verdict states whether the parts add up.
 
-    A combination below the sum of its parts *overlaps*; it *cancels* if it does not beat the best part or the baseline.
+    If a combination is worse than the sum of its parts, the verdict is *cancels* or *overlaps*. The verdict is
+    *cancels* if the combination's mean does not beat the best part or the baseline.
     """
     if not contrast.is_interaction:
         return row.verdict

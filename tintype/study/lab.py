@@ -157,8 +157,8 @@ def run_study(
 ) -> StudyOutcome:
     """Make the missing runs, then write the report.
 
-    A later interim analysis begins only if it fits into the rest of `budget_s`. `like` has measurements for equal
-    shapes.
+    A later interim analysis begins only if it fits into the rest of `budget_s`. The past study `like` has measurements
+    for equal shapes.
     """
     if budget_s is not None and not isinstance(study.settings.seeds, SeedPlan):
         raise UserError(
@@ -484,7 +484,7 @@ def _recomputed(out: Path, progress: StudyProgress) -> StudyResults:
 
 
 def _loss_of_results(study: Study, out: Path) -> str:
-    """Return why a new report would lose results, which is if only the last report had finished runs; or ''."""
+    """Return why a report without finished runs would replace one with finished runs; empty if it would not."""
     plans = [plan for arm in study.arms for plan in arm.plans]
     files = [result_file(out / "runs" / plan.hash, study.settings.evaluation, plan.train.steps) for plan in plans]
     stored = out / RESULTS

@@ -67,9 +67,9 @@ def ranked_arms(results: StudyResults) -> list[Arm]:
 def too_few_seeds(metric: MetricInfo, comparison: Comparison) -> bool:
     """Return whether no possible change of the metric could have been detected with these seeds.
 
-    The smallest detectable difference is then larger than the baseline's own value, or than half of the range of a
-    bounded metric. The result is false if an interval excludes zero, or if runs were lost, since the verdict reports
-    the loss.
+    The result is true if the smallest detectable difference is larger than the baseline's own value, or than half of
+    the range of a bounded metric. The result is false if an interval excludes zero, or if runs were lost, since the
+    verdict reports the loss.
     """
     if comparison.p is None or comparison.verdict in (*DECIDED, *LOST) or _excludes_zero(comparison):
         return False

@@ -99,7 +99,7 @@ def other_networks(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[s
 def runs_like(study: Study, other: StoredStudy, metrics: Metrics) -> dict[str, list[Run]]:
     """Return another study's runs with an arm's plan except for the seed, by the arm's label.
 
-    The control's runs count as the baseline's. Values of metrics defined unlike in `metrics` are left out.
+    The control's runs count as the baseline's. Values are left out if `metrics` defines their metric differently.
     """
     seeds = sorted({run.seed for run in other.runs})
     known = {plan.hash: (arm.label, plan.seed) for arm in reseeded(study, seeds).arms for plan in arm.plans}

@@ -200,7 +200,7 @@ def study_from_document(
     folder: Path | None = None,
     baselines: Mapping[str, Plan] | None = None,
 ) -> Study:
-    """Return the study of a document with paths relative to `folder`, and its `baselines`, by default the recipe's."""
+    """Return the study of a document, with paths relative to `folder`; `baselines` replace the recipe's plans."""
     _refuse_stored_copy(document)
     override_study(document, assignments)
     settings = parse(StudySettings, document)
@@ -282,7 +282,7 @@ def resolve(
 
 
 def check_study(study: Study, trained: Collection[str] = ()) -> None:
-    """Raise if a study cannot be scored, or trained unless `trained`, on its data. Fetches the encoders."""
+    """Raise if a study cannot be scored on its data, or trained, except plans in `trained`. Fetches encoders."""
     data = [plan.data for plan in study.baselines.values()]
     problems = readiness_problems(study.settings.evaluation, data, torch.device("cpu"))
     forget_encoders()

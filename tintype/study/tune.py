@@ -33,7 +33,7 @@ _LOCK = ".tuning-lock"
 
 
 def tuning_tasks(study: Study, out: Path) -> list[Task]:
-    """Return the runs that tuning still needs, seed by seed; for diverged runs, divergence is their result.
+    """Return the runs that tuning still needs, seed by seed, without diverged runs: divergence is a result.
 
     With a sampler that learns, these are the runs of the trials proposed so far (`ask_trials`).
     """

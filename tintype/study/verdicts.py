@@ -1,10 +1,10 @@
 """Compute the verdicts of a study from the difference of each contrast and its interval.
 
-The interval uses the comparison's share of the study's error, so it is the test. The verdict is better or worse if the
-interval excludes zero, same if it lies within the margin, and undecided otherwise. One share of error covers both
-claims, since at most one of them can be false for any true difference. If all seeds differ by the same amount, the
-spread cannot be measured: there is no p and no interval. The verdict is then "no spread", or "identical" if the amount
-is zero. The throughput is only measured, and not tested.
+The interval uses the comparison's share of the study's error, so the interval is the test. The verdict is better or
+worse if the interval excludes zero, same if it lies within the margin, and undecided otherwise. One share of error
+covers both claims (a difference, or same), since at most one of them can be false for any true difference. If all seeds
+differ by the same amount, the spread cannot be measured: there is no p and no interval. The verdict is then "no
+spread", or "identical" if the amount is zero. The throughput is only measured, and not tested.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def cells_of(
 def without_bias(cells: Cells, runs: Mapping[str, Sequence[Run]], metric: str) -> Cells | None:
     """Return cells of logarithms without each run's sampling bias; None if the bias of a run is unknown.
 
-    If a bias exceeds its value, the logarithm does not exist: values are compared raw, and ratios not at all.
+    If a bias exceeds the run's value, no logarithm exists: values are compared raw, and ratios not at all.
     """
     if cells.scale.kind not in ("log", "ratio"):
         return None

@@ -82,7 +82,7 @@ def is_settled(task: Task, protocol: Protocol) -> bool:
 class Worker:
     """A process that runs tasks of a study, one at a time.
 
-    Workers of a `round` (one command) check finished runs and repeat failed runs, once each; others skip both.
+    Workers of a `round` (one command) check finished runs and repeat failed runs once. Other workers skip both.
     """
 
     def __init__(
@@ -461,7 +461,7 @@ def message_of(task: Task, claim: Claim) -> Message:
 def deaths_in(claims: Sequence[Claim], about: Mapping[str, Json]) -> list[Claim]:
     """Return the attempts of this round that died since the run's last progress, oldest first.
 
-    Kills for lack of host memory are included; other crowded attempts, and hangs on a failed GPU, are not.
+    Crowded attempts, and hangs after a GPU failure, are left out; repeated kills for lack of host memory are not.
     """
     found: list[Claim] = []
     for claim in reversed(claims):

@@ -287,4 +287,4 @@ class FrozenTextEncoder:
 
 
 POOLERS = frozenset({"pooler"})
-"""Modules after the token states, whose output is not used; checkpoints often lack their weights."""
+"""Modules whose output is not used. Checkpoints often lack the weights of these modules."""

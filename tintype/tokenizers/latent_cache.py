@@ -38,7 +38,7 @@ _HASH_WORDS = _HASH_BYTES // 4
 
 
 def why_uncacheable(tokenizer: TokenizerPart, tuning: Part | None) -> str | None:
-    """Return why latents cannot be cached, or None. The run then needs no cache, so all arms can share the setting."""
+    """Return why latents cannot be cached, or None. A run then works without a cache, so arms can share the setting."""
     if tuning is not None:
         return f"'{tuning.kind}' trains the tokenizer: its latents change at every step, so none are cached"
     return tokenizer.why_uncacheable()

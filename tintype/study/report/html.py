@@ -358,7 +358,7 @@ def _image(folder: Path, path: str, kept: Mapping[str, bytes] = _NONE_KEPT) -> _
 
 
 def _early(folder: Path, path: str, kept: Mapping[str, bytes]) -> str:
-    """Return a small data URI of an earlier step's image, or ''. Repeated encoding would degrade a kept image."""
+    """Return a small data URI of an earlier step's image, or ''. A kept image is copied, to lose no quality."""
     try:
         content = kept[path] if path in kept else read_file(folder / path)
         with open_image(content, path) as file:

@@ -133,7 +133,7 @@ class View:
         return [column for column in self.metrics if column not in self.primary]
 
     def in_words(self, arm: Arm) -> list[tuple[str, str]]:
-        """Return (verdict, text) for an arm's primary metrics; if some are better and some worse, all are "mixed"."""
+        """Return (verdict, text) of primary metrics by verdict; an arm better in some, worse in others is "mixed"."""
         found: dict[str, list[str]] = {}
         for column in self.primary:
             row, verdict, words = column.rows.get(arm.name), verdict_of(arm, column.info), column.info.label

@@ -101,7 +101,7 @@ RAW, LOG, RATIO = Scale(), Scale("log"), Scale("ratio")
 def scale_for(kind: ScaleKind, sets: Iterable[Sequence[float]], pad: float = PAD) -> Scale:
     """Return the scale of a metric for these sets of values; each set belongs to an arm.
 
-    Without positive values, logarithms become raw. The unit of asinh is the median of the arms' standard deviations.
+    If a value is not positive, logarithms become raw values. The unit of asinh is the median of the arms' deviations.
     """
     known = [list(values) for values in sets]
     every = [value for values in known for value in values]

@@ -38,7 +38,10 @@ class Contrast:
     """Weights of the sum of means to which the contrast is a change."""
 
     def over_plans(self, cells: Cells) -> Contrast:
-        """Return the contrast with weights divided among all runs of a plan; the control has the baseline's plan."""
+        """Return the contrast with each arm's weight divided among all runs of its plan.
+
+        The control has the baseline's plan. Arms without runs get no weight.
+        """
 
         def shared(weights: Mapping[str, float]) -> dict[str, float]:
             found: dict[str, float] = {}

@@ -124,7 +124,7 @@ class Estimate:
         return tried[place] if place < len(tried) else None
 
     def seeds_for_same(self, margin: float) -> int | None:
-        """Return the seeds with which 80% of studies without a difference find *same*; None above a thousand."""
+        """Return the number of seeds for *same* in 80% of studies without a difference; None above a thousand."""
         error, freedom = self.error, self.freedom
         if not error or freedom is None:
             return None
@@ -149,7 +149,7 @@ class Estimate:
 def estimate(cells: Cells, contrast: Contrast, level: float = CONFIDENCE) -> Estimate:
     """Estimate a contrast from cells, with each arm's weight divided among all runs of its plan.
 
-    Its squared error, the sum of variance · Σ w² / n over plans, has Satterthwaite's degrees of freedom.
+    The squared error, which sums variance · Σ w² / n over plans, has Satterthwaite's degrees of freedom.
     """
     contrast = contrast.over_plans(cells)
     weights, seeds, parts = contrast.weights, dict[str, int](), dict[str, float]()
