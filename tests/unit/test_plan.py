@@ -81,7 +81,9 @@ def test_defaults_are_as_recorded(model: type[Settings], request: pytest.Fixture
     every: dict[str, set[str]] = {}
     for path, _, owner in fields(model):
         if path[0] != "run" and not owner.model_fields[str(path[-1])].is_required():
-            every.setdefault(f"{model.__name__}: {owner.__name__}.{path[-1]}", set()).add(plain_default(owner, str(path[-1])))
+            every.setdefault(f"{model.__name__}: {owner.__name__}.{path[-1]}", set()).add(
+                plain_default(owner, str(path[-1]))
+            )
     found = {name: [json.loads(one) for one in sorted(values)] for name, values in every.items()}
     recorded = json.loads(DEFAULTS.read_text()) if DEFAULTS.exists() else {}
     if request.config.getoption("--record"):

@@ -161,7 +161,9 @@ def test_a_study_that_cannot_work_is_refused_before_training_with_every_reason(t
     for reason in ("'scene_accuracy' exists only for the embedded scenes", "count=256", "no caption column 'short'"):
         assert reason in listed
     assert '--set "primary=[validation_loss]" --set evaluation.count=' in listed
-    with pytest.raises(UserError, match=r"arm 'short-captions': .* no caption column 'short'; its caption columns are title"):
+    with pytest.raises(
+        UserError, match=r"arm 'short-captions': .* no caption column 'short'; its caption columns are title"
+    ):
         check_study(resolve("two", study_on(titled, tmp_path)))
 
 
