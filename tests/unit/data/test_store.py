@@ -295,7 +295,7 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         (
             source,
             {"captions": {"width": "caption_long"}},
-            "--caption width=caption_long: every store has a built-in column 'width'.* --caption width_text=caption_long",
+            "--caption width=caption_long: every store has .* 'width'.* --caption width_text=caption_long",
         ),
         (source, {"captions": {"long": "capt"}}, "no text column 'capt'; it has caption_long, caption_short"),
         (source, {"split_column": "splt"}, "--split-column splt: .* it has caption_long"),
