@@ -77,7 +77,7 @@ def test_a_dry_run_shows_the_arms() -> None:
         (["evaluate"], "give the folder of a run, or --images A --reference B"),
         (["evaluate", "--images", "nowhere"], "give the folder of a run, or --images A --reference B"),
         (["evaluate", "--images", "nowhere", "--reference", "x"], "nowhere does not exist"),
-        (["evaluate", "--images", ".", "--reference", "."], "contains no images"),
+        (["evaluate", "--images", ".", "--reference", "."], "contains no image files"),
         (["evaluate", "--images", ".", "--reference", ".", "--set", "encoders=[incepton]"], "did you mean 'inception'"),
         (
             ["evaluate", "--images", ".", "--reference", ".", "--set", "metrics=[fid]"],

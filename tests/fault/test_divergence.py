@@ -49,7 +49,7 @@ def diverged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_share_of_skipped_steps_ends_the_run(diverged: Path) -> None:
     """15 steps are fewer than train.most_skips, so that a run of 14 skipped ones was called trained."""
     text = RunFolder(diverged).diverged_file.read_text()
-    assert "4 of the run's 15 steps were skipped, more than train.most_skipped, 25% (to step 5)" in text
+    assert "4 of the run's 15 steps were skipped, more than train.most_skipped, 25% (up to step 5)" in text
     assert checkpoint.steps(diverged / "checkpoints") == [2, 4]
 
 

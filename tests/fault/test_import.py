@@ -351,7 +351,7 @@ def test_a_share_of_just_the_ceiling_is_taken_and_one_more_is_not(tmp_path: Path
     five, six = broken_of(tmp_path, 5, 100), broken_of(tmp_path, 6, 100)
     assert CliRunner().invoke(app, ["data", "import", str(five), "--out", str(tmp_path / "a")]).exit_code == 0
     done = CliRunner().invoke(app, ["data", "import", str(six), "--out", str(tmp_path / "b")])
-    assert isinstance(done.exception, UserError) and "6 of the first 6 records are bad" in str(done.exception)
+    assert isinstance(done.exception, UserError) and "6 of the first 6 records were rejected" in str(done.exception)
 
 
 def test_a_refused_import_resumes_with_a_larger_share_and_not_without(tmp_path: Path) -> None:
@@ -360,7 +360,7 @@ def test_a_refused_import_resumes_with_a_larger_share_and_not_without(tmp_path: 
     source = parquet_of(tmp_path / "a.parquet", images, caption=["words"] * 20)
     asked = ["data", "import", str(source), "--out", str(tmp_path / "store")]
     first, again = (str(CliRunner().invoke(app, asked).exception) for _ in range(2))
-    assert "2 of the first 12 records are bad" in first and first == again
+    assert "2 of the first 12 records were rejected" in first and first == again
     done: list[int] = []
     seen = ImportOptions(most_bad=1.0)
     import_images(source, tmp_path / "store", seen, Interrupt(), lambda progress: done.append(progress.done))

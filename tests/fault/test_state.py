@@ -206,11 +206,11 @@ def test_a_state_without_one_of_its_parts_is_refused(part: str) -> None:
     [
         ({"step": None}, r"missing \['step'\]"),
         ({"more": 1}, r"unknown \['more'\]"),
-        ({"step": 1.5}, "step is 1.5 and not a count"),
-        ({"images_seen": -4}, "images_seen is -4 and not a count"),
-        ({"skips": "3"}, "skips is '3' and not a count"),
-        ({"recent_skips": 3}, "recent_skips is 3 and not a list of counts"),
-        ({"recent_skips": [True]}, r"recent_skips is \[True\] and not"),
+        ({"step": 1.5}, "step is 1.5, but must be a count"),
+        ({"images_seen": -4}, "images_seen is -4, but must be a count"),
+        ({"skips": "3"}, "skips is '3', but must be a count"),
+        ({"recent_skips": 3}, "recent_skips is 3, but must be a list of counts"),
+        ({"recent_skips": [True]}, r"recent_skips is \[True\], but must"),
     ],
 )
 def test_counters_that_are_none_are_refused(change: dict[str, Any], message: str) -> None:

@@ -248,5 +248,5 @@ def test_a_damaged_record_is_named(hub: Hub) -> None:
     record = first_use.record_file("some/dino", "main")
     record.parent.mkdir(parents=True)
     record.write_text("{")
-    with pytest.raises(UserError, match=r"some--dino@main.json is damaged: .*remove it"):
+    with pytest.raises(UserError, match=r"some--dino@main.json is damaged: .*remove this file"):
         first_use.hold("some/dino", "main", "config.json", "0" * 64, None)

@@ -77,9 +77,9 @@ def test_the_message_is_short_too() -> None:
 def test_each_limit_says_the_place_and_the_number(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="plan is larger than 256 KiB"):
         read_yaml(KEYS, "plan")
-    with pytest.raises(UserError, match="plan, line 5001: more than 10,000 keys and values"):
+    with pytest.raises(UserError, match="plan, line 5001: the file has more than 10,000 keys and values"):
         read_yaml("\n".join(f"k{index}: 1" for index in range(6_000)), "plan")
-    with pytest.raises(UserError, match="plan, line 2: nested more than 40 levels deep"):
+    with pytest.raises(UserError, match="plan, line 2: the values are nested more than 40 levels deep"):
         read_yaml("a:\n  " + "[" * 41, "plan")
     with pytest.raises(UserError, match="and 30 more mistakes"):
         plan_from_yaml("\n".join(f"k{index}: 1" for index in range(50)), "plan")

@@ -246,7 +246,7 @@ def read_reference(path: Path) -> ImageFeatures:
             f"{path} is damaged, or is not a reference file that tintype wrote ({error})", _REMAKE
         ) from None
     expected = _content_sha256(metadata, digests)
-    if not whole or metadata.get(_OF_ALL, expected) != expected:  # earlier versions hashed the features alone
+    if not whole or metadata.get(_OF_ALL) != expected:
         raise damaged(path, "the file does not match its checksum", _REMAKE)
     return ImageFeatures(features, about, digests)
 

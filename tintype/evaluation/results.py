@@ -127,7 +127,7 @@ class MetricValues(_Record):
 
 
 class EvaluationResult(MetricValues):
-    """The scores of a run at a step. Fields with a default were added later; older results lack them."""
+    """The scores of a run at a step."""
 
     format: Literal[3] = FORMAT
     plan: str = ""

@@ -225,7 +225,7 @@ def _read_cached(file: Path) -> Weights:
             f"{damaged} (the digest of its tensors is {found[:12]}…, not {said.get('digest', 'given')[:12]}…)"
         )
     source = said.get("source", str(file))
-    if said.get(_CHECKSUM, now := _checksum(tensors, source)) != now:  # files of earlier versions have the digest alone
+    if said.get(_CHECKSUM) != _checksum(tensors, source):
         raise UserError(f"{damaged} (the names of its tensors do not match the checksum)")
     return Weights(tensors, found, source)
 

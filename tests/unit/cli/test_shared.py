@@ -103,7 +103,7 @@ def test_commands_find_the_run(study: tuple[Path, Study], tmp_path: Path) -> Non
     assert ask("plan", "show", out, *chosen).startswith(f"# hash: {plan.hash}\nseed: 4\n")
     refusals: dict[str, list[str | Path]] = {
         "no snapshots": ["ema", out],
-        "one file of the denoiser": ["export", out, "--to", "safetensors", "--out", tmp_path / "x.safetensors"],
+        "a single file with the denoiser": ["export", out, "--to", "safetensors", "--out", tmp_path / "x.safetensors"],
         "did not tune its tokenizer": ["tokenizer", "save", out, "--out", tmp_path / "x"],
     }
     for reason, command in refusals.items():  # which come after the run is found

@@ -84,17 +84,6 @@ def test_a_bias_is_recorded_where_it_is_known(file: Path) -> None:
     assert read_result(file).biases == found.dump()["biases"] == {"fd_scenes": 0.15}
 
 
-def test_an_earlier_result_lacks_what_joined_later(file: Path) -> None:
-    def earlier(content: dict[str, Any]) -> None:
-        for key in ("plan", "intervals", "error_methods", "previews_sha256"):
-            del content[key]
-        del content["encoders"]["scenes"]["text"]
-
-    edit_json(file, earlier)
-    found = read_result(file)
-    assert (found.plan, found.intervals, found.metrics) == ("", {}, result().metrics)
-
-
 @pytest.mark.parametrize(("version", "remedy"), [(1, "tintype evaluate"), (4, "install a newer version")])
 def test_other_versions_are_refused(file: Path, version: int, remedy: str) -> None:
     edit_json(file, lambda content: content.update(format=version))

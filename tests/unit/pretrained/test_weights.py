@@ -195,5 +195,5 @@ def test_weights_fill_a_network_that_they_fit_in_shape_and_kind() -> None:
         ({"bias": torch.zeros(1)}, r"bias is fp32 \[1\] and not fp32 \[2\]"),
         ({"bias": torch.zeros(2, dtype=torch.int8)}, r"bias is int8 \[2\] and not fp32"),
     ):
-        with pytest.raises(UserError, match=rf"file does not fit Linear: .*{words}"):
+        with pytest.raises(UserError, match=rf"file do not fit Linear: .*{words}"):
             fill(network, Weights({**right, **change}, "", "file"))

@@ -92,7 +92,7 @@ def test_non_finite_steps_are_events_and_too_many_end_the_run(tmp_path: Path) ->
 def test_skipped_steps_are_counted_the_same_however_often_is_logged(every: int, tmp_path: Path) -> None:
     own = ("train.most_weight_rms=null", "train.most_skipped=1.0", "train.most_skips=4")
     plan = tiny_plan(*EXPLODES, *own, f"run.log_every_steps={every}")
-    with pytest.raises(UserError, match=r"4 steps in a row were skipped \(to step 5\)"):
+    with pytest.raises(UserError, match=r"4 steps in a row were skipped \(up to step 5\)"):
         train(plan, tmp_path / "run", Interrupt())
     assert [event["step"] for event in RunRecord(tmp_path / "run").events] == [2, 3, 4, 5]
 
