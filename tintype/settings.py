@@ -851,7 +851,7 @@ def chosen(settings: Settings) -> Plain:
     """Return plain data of the settings that are not at their defaults, and of the kinds of parts.
 
     The hash of a plan is computed from it. So a setting that is added later keeps the hash of every plan that does not
-    use it. The default of a setting must not change: plans with the old and the new default would have one hash.
+    use it. The default of a setting must not change: plans with the old and the new default would have the same hash.
     """
     found: Plain = _chosen(settings, plain(settings))
     return found

@@ -32,7 +32,7 @@ Block = Annotated[int | float, AfterValidator(_is_block)]
 class RouteOptions(Settings):
     """A route's options in a user's notation."""
 
-    share: float = Field(gt=0, lt=1, description="Share of the tokens that skip the blocks from first to last")
+    share: float = Field(gt=0, lt=1, description="Share of the tokens that skip the blocks between `first` and `last`")
     first: Block | None = Field(
         None, description="First block that the tokens skip, as a number counted from 1 or as a share of the depth"
     )

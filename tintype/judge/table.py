@@ -152,7 +152,7 @@ def _check_columns(table: Table, wanted: Mapping[str, str]) -> None:
 def _choose(
     table: Table, specs: Sequence[str], primary: Sequence[str], own: Sequence[str]
 ) -> tuple[list[Metric], list[str]]:
-    """Return the metrics, and the columns that are not used."""
+    """Return the metrics to compare, and the names of the other columns."""
     columns = [name for name in table.columns if name not in own]
     parsed = {name: (direction, kind) for name, direction, kind in map(parse_metric, specs)}
     asked = dict.fromkeys([*parsed, *primary])

@@ -5,7 +5,7 @@ The distance is |m_x - m_y|² + tr S_x + tr S_y - 2 tr (S_x S_y)^½. Let B be an
 is computed once per reference, and no general matrix root is needed. If there are fewer images than features, the
 matrix is only as large as the number of images.
 
-N: fake images, M: real images, F: size of a feature vector, K: columns of the factor, min(M, F).
+N: fake images, M: real images, F: size of a feature vector, K = min(M, F): number of columns of B.
 """
 
 from __future__ import annotations

@@ -221,7 +221,7 @@ class Transformer(nn.Module):
         self._graphs = Graphs()
 
     def fused_on(self, device: torch.device) -> bool:
-        """Return whether the blocks use the fused kernels here. If not, compile them at the first call."""
+        """Return whether the blocks use the fused kernels on this device. If not, compile them at the first call."""
         if device not in self._fused:
             reason = why_plain(self.settings, self._precision, device)
             if self.settings.kernels == "fused" and reason:

@@ -99,7 +99,7 @@ def shard_blocks(denoiser: nn.Module, layout: Layout, gather: torch.dtype | None
             raise UserError(
                 f"run.distribution.shards: {layout.shards} shards are too many for the {len(parameter)} rows of "
                 f"denoiser.{name}",
-                f"choose a divisor of the {layout.world.size} ranks that is at most {len(parameter)}; the "
+                f"choose a number of shards that divides {layout.world.size} and is at most {len(parameter)}; the "
                 f"weights are then also replicated (HSDP)",
             )
     policy = MixedPrecisionPolicy(param_dtype=gather, reduce_dtype=torch.float32, cast_forward_inputs=False)

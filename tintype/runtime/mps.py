@@ -22,7 +22,7 @@ from tintype.runtime.notes import note_once
 from tintype.runtime.parent import command_with_parent
 
 SWITCH = "TINTYPE_MPS"
-"""Environment variable that disables the service if set to 0."""
+"""Environment variable that disables CUDA's Multi-Process Service if set to 0."""
 _CONTROL, _PIPES, _LOGS = "nvidia-cuda-mps-control", "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 _START_S, _END_S = 20.0, 10.0
 _PROBE = """

@@ -66,7 +66,7 @@ def check_sampler(study: Study) -> None:
 
 
 def ask_trials(study: Study, out: Path) -> None:
-    """Ask the sampler for the next trial of each arm whose trials have ended; only one process at a time asks."""
+    """Ask the sampler for an arm's next trial once the arm's trials so far have ended. One process asks at a time."""
     if not _learns(study):
         return
     settings = study.settings

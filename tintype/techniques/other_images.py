@@ -23,7 +23,7 @@ class Options(Settings):
     store: PathText | None = Field(
         None,
         min_length=1,
-        description="Folder of the other store, as a short form of data, if the plan's data is a store",
+        description="Folder of the other store, in place of `data` with this path, if the plan's data is a store",
     )
 
     def problems(self) -> Iterator[str]:

@@ -90,7 +90,7 @@ class PriorityRow(_Open):
     of: int
     front: bool | None
     dominated_by: list[str]
-    """Plans of the same or lower cost that are shown to be better."""
+    """Plans that are at most as expensive and have a verdict of better than this plan."""
 
 
 class Reported(_Open):

@@ -125,7 +125,7 @@ class RunRecord:
         return next((failure for failure, name in FAILURES.items() if (self.path / name).exists()), None)
 
     def reason(self, remake: str) -> str:
-        """Return in one line why the run diverged or failed, or ''. `remake` is the fix of a damaged file."""
+        """Return in one line why the run diverged or failed, or ''. `remake` says how to fix a damaged file."""
         if self.failure is None:
             return ""
         run = self.known_plan.hash if self.known_plan else None
