@@ -863,12 +863,23 @@ def _chosen(value: object, content: Any) -> Any:
         beside = value.beside_hash() if isinstance(value, Part) else ()
         return {
             name: _chosen(own, content[name])
-            for name, field in type(value).model_fields.items()
-            if name in content and not is_housekeeping(type(value), name) and name not in beside
-            if (own := getattr(value, name)) != field.get_default(call_default_factory=True) or name == "kind"
+            for name, default in _defaults(type(value))
+            if name in content and name not in beside
+            if (own := getattr(value, name)) != default or name == "kind"
         }
     if isinstance(value, Mapping):
         return {key: _chosen(one, content[key]) for key, one in value.items()}
     if isinstance(value, (tuple, list)):
         return [_chosen(one, inner) for one, inner in zip(value, content, strict=True)]
     return content
+
+
+@cache
+def _defaults(settings: type[Settings]) -> list[tuple[str, object]]:
+    """Return each setting that can change what a run learns, with its default."""
+    fields = settings.model_fields.items()
+    return [
+        (name, field.get_default(call_default_factory=True))
+        for name, field in fields
+        if not is_housekeeping(settings, name)
+    ]

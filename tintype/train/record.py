@@ -259,7 +259,7 @@ class RunRecord:
 
     def check_plan(self) -> None:
         """Refuse to export a run whose plan.yaml differs from the plan used in training."""
-        trained = self.environment["plan"]
+        trained = self.environment.get("plan", self.plan.hash)
         where, what = self.path / ENVIRONMENT, f"hash of {self.path / files.PLAN}"
         check_same(where, what, trained, self.plan.hash, "put back the plan that the run was trained with")
 
