@@ -10,13 +10,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tintype.errors import UserError
-from tintype.seams import ANY_VALUE
 from tintype.study.along import with_along
 from tintype.study.compare import Rows, read_at_looks
 from tintype.study.contrasts import between_key, own_key
 from tintype.study.looks import MadeLook
-from tintype.study.results import MetricInfo, Run, StudyResults
-from tintype.study.runs import Metrics, metric_infos
+from tintype.study.results import Run, StudyResults
 from tintype.study.study import ArmPlan, Study
 
 
@@ -27,7 +25,7 @@ def recompute(study: Study, stored: StudyResults, made: Sequence[MadeLook]) -> S
         raise UserError(f"the results have arms that study.yaml does not have: {', '.join(sorted(unknown))}")
     study = replace(study, arms=tuple(arm for arm in study.arms if arm.label in arms))
     runs = {arm.label: _stored_runs(arm, arms[arm.label].runs) for arm in study.arms}
-    reading = read_at_looks(study, runs, _metrics(study, stored), made, bank=stored.bank)
+    reading = read_at_looks(study, runs, {info.name: info for info in stored.metrics}, made, bank=stored.bank)
     reading = replace(reading, rows=_with_errors(reading.rows, _comparisons(stored)))
     kept = [arms[arm.label].model_copy(update={"runs": reading.runs[arm.label]}) for arm in reading.study.arms]
     found = {
@@ -46,17 +44,6 @@ def _stored_runs(arm: ArmPlan, runs: Sequence[Run]) -> list[Run]:
         for plan in arm.plans
     }
     return [known.get(seed, run) for seed, run in missing.items()]
-
-
-def _metrics(study: Study, stored: StudyResults) -> Metrics:
-    """Return the metrics as defined at scoring, with bounds and scales that earlier versions did not record."""
-    today, found = metric_infos(study), dict[str, MetricInfo]()
-    for info in stored.metrics:
-        own = today.get(info.name, info)
-        range = own.range if info.range == ANY_VALUE else info.range
-        scale = {"scale": own.scale, "pad": own.pad} if info.scale is None else {}
-        found[info.name] = info.model_copy(update={"range": range, **scale})
-    return found
 
 
 def _with_errors(rows: Rows, stored: Rows) -> Rows:

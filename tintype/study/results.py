@@ -171,7 +171,7 @@ class Run(_Data):
     environment: dict[str, object] = {}
     tokenizer: TokenizerInfo | None = None
     text: TextInfo | None = None
-    """None in a run that was not done, and in older results."""
+    """None in a run that was not done."""
     lineage: dict[str, object] | None = None
     """The run from whose weights this run started, with that run's lineage; None if the initial weights were random."""
     previews: list[str] = []
@@ -279,7 +279,7 @@ class Comparison(_Data):
     """A remark for readers, for example that the arm's spread is much larger than the others'."""
 
     look: int | None = None
-    """Number of the look that decided this row, from 1; of the last look if none did. None in older results."""
+    """Number of the look that decided this row, from 1; of the last look if none did."""
 
     @property
     def interval(self) -> Interval:
@@ -344,7 +344,7 @@ class Arm(_Data):
     stopped: str = ""
     """Why the arm gets no more seeds, in a study with planned looks; empty while it may get more."""
     alone: Alone | None = None
-    """None if nothing was measured alone on a GPU, and in older results."""
+    """None if nothing was measured alone on a GPU."""
 
     @property
     def label(self) -> str:
@@ -525,7 +525,7 @@ class Tuning(_Data):
     method: str = "grid"
     """How the values were found: grid, random, or optuna and its sampler. Older results have grids."""
     trials: int = 0
-    """Planned trials of each arm; 0 in older results, which have all of them."""
+    """Planned trials of each arm."""
 
     @property
     def alike(self) -> bool:
@@ -769,7 +769,7 @@ class StudyResults(_Data):
     picked: list[Picked] = []
     """Images picked by hand, oldest first. Verdicts do not use them."""
     crowded: list[Crowded] = []
-    """Runs that went back to the queue because memory ran out beside other runs; empty in older results."""
+    """Runs that went back to the queue because memory ran out beside other runs."""
     numerics: int | None = None
     """`NUMERICS` of the version that began the study; None if not recorded."""
     bank: Bank | None = None

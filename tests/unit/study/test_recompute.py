@@ -74,7 +74,7 @@ def test_a_metric_keeps_the_definition_that_it_was_scored_by(tmp_path: Path) -> 
 
     def older(content: dict[str, Any]) -> None:
         (loss,) = (one for one in content["metrics"] if one["name"] == METRIC)
-        content["metrics"] = [{**loss, "revision": 1, "definition": "an older one", "range": [None, None]}]
+        content["metrics"] = [{**loss, "revision": 1, "definition": "an older one"}]
 
     edit_json(out / "results.json", older)
     (out / "looks.json").unlink()  # the family that it records is that of today's version
