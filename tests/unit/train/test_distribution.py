@@ -603,7 +603,7 @@ def test_a_batch_that_ranks_cannot_share_is_refused() -> None:
         (
             ["kind=fsdp"],
             ["model.bottleneck=2"],
-            "3 shards are too many for the 2 rows of denoiser.img_in.0.weight; choose a divisor",
+            "3 shards are too many for the 2 rows of denoiser.img_in.0.weight; choose a number of shards",
         ),
     ],
 )
