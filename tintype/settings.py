@@ -138,7 +138,7 @@ class Part(Settings):
         """Describe the part in its own words, for cards and reports; None if its settings are description enough."""
         return None
 
-    def beside_hash(self) -> Collection[str]:
+    def left_out_of_hash(self) -> Collection[str]:
         """Return settings that the plan's hash leaves out, because other settings determine what they stand for."""
         return ()
 
@@ -860,7 +860,7 @@ def chosen(settings: Settings) -> Plain:
 def _chosen(value: object, content: Any) -> Any:
     """Return the plain `content` of a value, without settings at their defaults."""
     if isinstance(value, Settings):
-        beside = value.beside_hash() if isinstance(value, Part) else ()
+        beside = value.left_out_of_hash() if isinstance(value, Part) else ()
         return {
             name: _chosen(own, content[name])
             for name, default in _defaults(type(value))

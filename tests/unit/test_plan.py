@@ -61,7 +61,7 @@ def test_the_hash_is_stable_and_leaves_out_housekeeping() -> None:
 
 
 def test_the_hash_has_the_chosen_settings_alone_and_the_kinds_of_parts() -> None:
-    """So a setting that is added later keeps the hashes of all plans that do not use it."""
+    """A setting that is added later keeps the hashes of all plans that do not use it."""
     plan = read_plan("mini", ["optimizer.kind=muon", "model.registers=0"])
     found = chosen(plan)
     assert found["optimizer"] == {"kind": "muon"}

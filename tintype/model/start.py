@@ -40,7 +40,7 @@ class RunStart(StartPart):
     folder: PathText = Field(min_length=1, description="Folder of the run to start from")
     sha256: Pin = Field(None, description="First digits of the weights' SHA-256; weights with another hash are refused")
 
-    def beside_hash(self) -> Collection[str]:
+    def left_out_of_hash(self) -> Collection[str]:
         return ("folder",) if self.sha256 is not None else ()
 
     def parent(self, run: Path) -> Path:
@@ -64,7 +64,7 @@ class ArmStart(StartPart):
         None, pattern="^[0-9a-f]{16}$", description="Hash of the plan of the arm to start from; the study fills it in"
     )
 
-    def beside_hash(self) -> Collection[str]:
+    def left_out_of_hash(self) -> Collection[str]:
         return ("name",) if self.plan is not None else ()
 
     def parent(self, run: Path) -> Path:

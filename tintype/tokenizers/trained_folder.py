@@ -123,7 +123,7 @@ class FolderPart(TokenizerPart):
             known = {self.folder: self.recorded(self.place)[0]}
         return self.model_copy(update=asdict(known[self.folder]))
 
-    def beside_hash(self) -> Collection[str]:
+    def left_out_of_hash(self) -> Collection[str]:
         return "channels", "stride_px"
 
     def training_record(self) -> Plain:

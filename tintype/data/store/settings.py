@@ -175,6 +175,6 @@ class StoreSettings(DataPart):
             return self.limit  # the path now has another store, or `where` and `skip` select other records
         return len(selection.rows(store, "train")[: self.limit])
 
-    def beside_hash(self) -> Collection[str]:
+    def left_out_of_hash(self) -> Collection[str]:
         pins = {"path": self.sha256, "skip": self.skip_sha256, "evaluate_path": self.evaluate_sha256}
         return [name for name, pin in pins.items() if pin is not None]
